@@ -1,0 +1,194 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"tidings/internal/msg"
+)
+
+// The look reads what is due without a lock, so it waits for nobody. The claim is one statement that touches primary keys
+// only, in ascending order, as settling does. Its inner SELECT skips rows that anyone else holds: a DBA's open transaction
+// costs the claim that row and no time. LIMIT keeps the optimizer from merging the inner SELECT into the UPDATE, which would
+// drop its SKIP LOCKED. next_time <= the newest one looked at keeps away from rows that another node has claimed, sent and
+// put back for later since the look: their next_time lies after it.
+const (
+	sqlLook = `SELECT /* tidings:look */ ` + taskColumns + ` FROM %s
+		WHERE channel = ? AND status = 0 AND next_time <= UTC_TIMESTAMP(3) ORDER BY next_time LIMIT ?`
+	sqlClaim = `UPDATE /* tidings:claim */ (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
+			WHERE msg_id IN (%[2]s) AND channel = ? AND status = 0 AND next_time <= ? ORDER BY msg_id LIMIT ? FOR UPDATE SKIP LOCKED) AS free
+		STRAIGHT_JOIN %[1]s AS task ON task.msg_id = free.msg_id AND task.channel = free.channel
+		SET task.status = 1, task.owner = ?, task.attempt = task.attempt + 1,
+			task.next_time = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND, task.modify_time = UTC_TIMESTAMP(3)`
+	sqlLookOverdue = `SELECT /* tidings:look-overdue */ ` + taskColumns + ` FROM %s
+		WHERE channel = ? AND status = ? AND next_time <= UTC_TIMESTAMP(3) ORDER BY next_time LIMIT ?`
+	sqlRecover = `UPDATE /* tidings:recover */ (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
+			WHERE msg_id IN (%[2]s) AND channel = ? AND status = ? AND next_time <= ? ORDER BY msg_id LIMIT ? FOR UPDATE SKIP LOCKED) AS free
+		STRAIGHT_JOIN %[1]s AS task ON task.msg_id = free.msg_id AND task.channel = free.channel
+		SET task.status = 1, task.owner = ?, task.next_time = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND, task.modify_time = UTC_TIMESTAMP(3)`
+	sqlMine = `SELECT /* tidings:mine */ ` + taskColumns + ` FROM %s WHERE msg_id IN (%s) AND channel = ? AND owner = ? ORDER BY msg_id`
+	// The bounds on finish_time leave the partitions of the messages' own days; without them every day ever kept is searched.
+	sqlRecorded = `SELECT /* tidings:recorded */ msg_id FROM t_msg_record WHERE msg_id IN (%s) AND channel = ? AND finish_time >= ?`
+)
+
+// Claim takes up to limit due tasks of a lane and channel, oldest first, under an owner of its own and for one lease. The
+// attempt that the caller is about to make is counted already. Tasks that have a record (only a hand-made copy can) have
+// ended already: they are returned in recorded, claimed but not to be sent.
+func (s *Store) Claim(ctx context.Context, lane msg.Lane, channel msg.Channel, limit int) (tasks, recorded []Task, err error) {
+	seen, err := s.look(ctx, fmt.Sprintf(sqlLook, queueTable(lane)), lane, channel, limit)
+	if err != nil || len(seen) == 0 {
+		return nil, nil, public(err)
+	}
+	done, err := s.recorded(ctx, channel, seen)
+	if err != nil {
+		return nil, nil, public(err)
+	}
+	newest := seen[len(seen)-1].Next
+	tasks, err = s.take(ctx, lane, channel, seen, func(owner, ids string, n int) (string, []any) {
+		return fmt.Sprintf(sqlClaim, queueTable(lane), ids), []any{channel, newest, n, owner, s.cfg.Lease.Microseconds()}
+	}, func(t *Task) { t.Attempt++ })
+	if len(done) == 0 {
+		return tasks, nil, public(err)
+	}
+	for _, t := range tasks {
+		if slices.Contains(done, t.MsgID) {
+			recorded = append(recorded, t)
+		}
+	}
+	tasks = slices.DeleteFunc(tasks, func(t Task) bool { return slices.Contains(done, t.MsgID) })
+	return tasks, recorded, public(err)
+}
+
+// Recover takes up to limit tasks whose lease (status Sending) or wait (Unknown) is over. Nobody knows how their last attempt
+// ended; it is not counted again. Each task keeps the status that it was found in.
+func (s *Store) Recover(ctx context.Context, lane msg.Lane, channel msg.Channel, status msg.State, limit int) ([]Task, error) {
+	seen, err := s.look(ctx, fmt.Sprintf(sqlLookOverdue, queueTable(lane)), lane, channel, status, limit)
+	if err != nil || len(seen) == 0 {
+		return nil, public(err)
+	}
+	newest := seen[len(seen)-1].Next
+	tasks, err := s.take(ctx, lane, channel, seen, func(owner, ids string, n int) (string, []any) {
+		return fmt.Sprintf(sqlRecover, queueTable(lane), ids), []any{channel, status, newest, n, owner, s.cfg.Lease.Microseconds()}
+	}, func(*Task) {})
+	for i := range tasks {
+		tasks[i].Status = status
+	}
+	return tasks, public(err)
+}
+
+// take claims looked-at tasks by one statement, and drops those that were not to be had. changed does to a task in memory
+// what the statement does to its row.
+func (s *Store) take(ctx context.Context, lane msg.Lane, channel msg.Channel, seen []Task,
+	claim func(owner, ids string, n int) (string, []any), changed func(*Task),
+) ([]Task, error) {
+	slices.SortFunc(seen, func(a, b Task) int { return cmp.Compare(a.MsgID, b.MsgID) })
+	owner, ids, started := s.NewOwner(), idList(seen), time.Now()
+	query, args := claim(owner, ids, len(seen))
+	var taken int64
+	err := s.again(ctx, func() error {
+		res, err := s.db.ExecContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		taken, err = res.RowsAffected()
+		return err
+	})
+	switch {
+	case err == nil && int(taken) == len(seen):
+		for i := range seen {
+			changed(&seen[i])
+			seen[i].Status, seen[i].Owner = msg.Sending, owner
+		}
+	case err == nil && taken == 0:
+		return nil, nil
+	case err == nil || isLost(err): // others were faster, or the answer did not arrive: the owner tells which are ours
+		if seen, err = s.mine(ctx, lane, channel, ids, owner); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, err
+	}
+	for i := range seen {
+		seen[i].LeaseEnd = started.Add(s.cfg.Lease)
+	}
+	return seen, nil
+}
+
+// mine reads back what a claim took. It waits for a lost database: rows that are ours and that nobody knows of would count
+// as attempts of unknown outcome when their lease ends.
+func (s *Store) mine(ctx context.Context, lane msg.Lane, channel msg.Channel, ids, owner string) ([]Task, error) {
+	query := fmt.Sprintf(sqlMine, queueTable(lane), ids)
+	for giveUp := time.Now().Add(s.cfg.Lease / 2); ; {
+		tasks, err := s.look(ctx, query, lane, channel, owner)
+		if err == nil || !isLost(err) || time.Now().After(giveUp) || ctx.Err() != nil {
+			return tasks, err
+		}
+		pause(ctx, 100*time.Millisecond)
+	}
+}
+
+func (s *Store) look(ctx context.Context, query string, lane msg.Lane, args ...any) ([]Task, error) {
+	rows, err := s.db.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var tasks []Task
+	for rows.Next() {
+		var t Task
+		if err := scanTask(rows, &t); err != nil {
+			return nil, err
+		}
+		t.Lane = lane // the table decides: a row moved by hand may still say otherwise
+		tasks = append(tasks, t)
+	}
+	return tasks, rows.Err()
+}
+
+// recorded finds the tasks that have a record.
+func (s *Store) recorded(ctx context.Context, channel msg.Channel, tasks []Task) (ids []uint64, err error) {
+	oldest := slices.MinFunc(tasks, func(a, b Task) int { return a.Created.Compare(b.Created) }).Created
+	// A second of slack: finish_time comes from a process's copy of the database's clock.
+	err = s.db.SelectContext(ctx, &ids, fmt.Sprintf(sqlRecorded, idList(tasks)), channel, oldest.Add(-time.Second))
+	return ids, err
+}
+
+// Waiting tells of one lane, channel and status when its earliest task is to be looked at.
+type Waiting struct {
+	Lane    msg.Lane    `db:"lane"`
+	Channel msg.Channel `db:"channel"`
+	Status  msg.State   `db:"status"`
+	Next    time.Time   `db:"next_time"`
+}
+
+// sqlSurvey reads the first index entry of each lane, channel and status (a loose index scan), so its cost does not grow
+// with the backlog. The rows that end the ranges lie in the year 9999.
+var sqlSurvey = func() string {
+	var parts []string
+	for _, l := range msg.Lanes {
+		parts = append(parts, fmt.Sprintf(
+			"SELECT %d AS lane, channel, status, MIN(next_time) AS next_time FROM %s GROUP BY channel, status", l, queueTable(l)))
+	}
+	return "SELECT /* tidings:survey */ lane, channel, status, next_time FROM (" + strings.Join(parts, " UNION ALL ") + ") AS w WHERE next_time < '9000-01-01'"
+}()
+
+// Survey tells what waits in all lanes, in one statement: what is due, what will be, and whose lease or wait ends when.
+func (s *Store) Survey(ctx context.Context) ([]Waiting, error) {
+	var w []Waiting
+	err := s.db.SelectContext(ctx, &w, sqlSurvey)
+	return w, public(err)
+}
+
+// Uptime is how long the database server has been running.
+func (s *Store) Uptime(ctx context.Context) (time.Duration, error) {
+	var (
+		name    string
+		seconds int64
+	)
+	err := s.db.QueryRowContext(ctx, "SHOW /* tidings:uptime */ GLOBAL STATUS LIKE 'Uptime'").Scan(&name, &seconds)
+	return time.Duration(seconds) * time.Second, public(err)
+}

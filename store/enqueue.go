@@ -1,0 +1,381 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+
+	"tidings/internal/batch"
+	"tidings/internal/msg"
+)
+
+// Message is a request that has been checked, ready to be accepted. Its tasks share everything but channel and receiver.
+type Message struct {
+	SourceID     string
+	RequestID    string // the caller's key, unique for the source; empty: the message's id serves as key
+	BodyHash     [sha256.Size]byte
+	BatchID      string
+	Category     msg.Category
+	Lane         msg.Lane
+	Content      []byte // JSON of a Content
+	AttemptLimit int
+	Expire       time.Time // not sent after it
+	Tasks        []NewTask // at least one
+}
+
+// NewTask is a message's part on one channel.
+type NewTask struct {
+	Channel  msg.Channel
+	Receiver string
+}
+
+// Accepted is the answer to Enqueue.
+type Accepted struct {
+	MsgID     uint64
+	Duplicate bool // the key was known, with the same body; MsgID is the first message's
+}
+
+// pending is a message whose caller waits.
+type pending struct {
+	Message
+	id     uint64
+	key    [sha256.Size]byte
+	result Accepted
+	err    error
+	done   chan struct{}
+	size   int
+}
+
+func (p *pending) finish(result Accepted, err error) {
+	p.result, p.err = result, err
+	close(p.done)
+}
+
+// Limits of a shared transaction.
+const (
+	enqueueRows     = 500
+	enqueueParallel = 2
+	enqueueQueue    = 4096
+	maxBatchBytes   = 1 << 20
+)
+
+func (s *Store) startEnqueues() {
+	limits := batch.Limits{Items: enqueueRows, Bytes: min(maxBatchBytes, s.packet/4), Parallel: enqueueParallel, QueueSize: enqueueQueue}
+	s.enqueues = batch.New(limits, func(p *pending) int { return p.size }, s.accept)
+}
+
+// Enqueue accepts a message: when it returns without an error, the message and its key are committed. Concurrent callers
+// share transactions. Errors: ErrConflict, ErrUnavailable, ErrTooLarge. After ErrUnavailable the message may have been
+// accepted all the same; the same call with the same RequestID tells.
+func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
+	p, err := s.pend(m)
+	if err != nil {
+		return Accepted{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	if !s.enqueues.Add(ctx, p) {
+		return Accepted{}, fmt.Errorf("%w: too many messages wait to be accepted", ErrUnavailable)
+	}
+	select {
+	case <-p.done:
+		return p.result, p.err
+	case <-ctx.Done():
+		return Accepted{}, fmt.Errorf("%w: no commit in time", ErrUnavailable)
+	}
+}
+
+// EnqueueBatch accepts many messages in one transaction of its own, and answers for each.
+func (s *Store) EnqueueBatch(ctx context.Context, messages []Message) ([]Accepted, []error) {
+	all := make([]*pending, len(messages))
+	results, errs := make([]Accepted, len(messages)), make([]error, len(messages))
+	var work []*pending
+	for i := range messages {
+		p, err := s.pend(&messages[i])
+		if err != nil {
+			errs[i] = err
+			continue
+		}
+		all[i] = p
+		work = append(work, p)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	s.acceptAll(ctx, work)
+	for i, p := range all {
+		if p != nil {
+			<-p.done
+			results[i], errs[i] = p.result, p.err
+		}
+	}
+	return results, errs
+}
+
+func (s *Store) pend(m *Message) (*pending, error) {
+	msgID, err := s.ids.Next()
+	if err != nil {
+		return nil, public(err)
+	}
+	p := &pending{Message: *m, id: msgID, key: requestKey(m.RequestID, msgID), done: make(chan struct{})}
+	p.size = len(m.Tasks) * (512 + len(m.Content) + len(m.RequestID))
+	return p, nil
+}
+
+// requestKey is the key's stored form. A caller's key is hashed, so that case, accents and trailing spaces count whatever
+// the column's collation thinks of them. Without one the id is the key, as no hash is: 24 zero bytes lead it.
+func requestKey(requestID string, msgID uint64) (key [sha256.Size]byte) {
+	if requestID != "" {
+		return sha256.Sum256([]byte(requestID))
+	}
+	binary.BigEndian.PutUint64(key[sha256.Size-8:], msgID)
+	return key
+}
+
+// accept is one flush of the shared batch.
+func (s *Store) accept(batch []*pending) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
+	defer cancel()
+	s.acceptAll(ctx, batch)
+}
+
+const optimisticRounds = 3
+
+// acceptAll answers every message of the batch. It inserts all rows at once and hopes; a key that exists rolls everything
+// back, is looked up and answered, and the others go on. After three such rounds each message goes alone, so that a storm
+// on one key costs its neighbours no more.
+func (s *Store) acceptAll(ctx context.Context, batch []*pending) {
+	batch = s.collapse(batch)
+	for round := 0; len(batch) > 0; round++ {
+		if round == optimisticRounds && len(batch) > 1 {
+			for _, p := range batch {
+				s.acceptAll(ctx, []*pending{p})
+			}
+			return
+		}
+		err := s.insert(ctx, batch)
+		switch {
+		case err == nil:
+			s.wake(batch)
+			for _, p := range batch {
+				p.finish(Accepted{MsgID: p.id}, nil)
+			}
+			return
+		case isDuplicate(err) && round < retries:
+			batch = s.answerKnown(ctx, batch)
+		case isLost(err) && ctx.Err() == nil && round < retries: // perhaps committed: ask, then try again
+			pause(ctx, 50*time.Millisecond)
+			batch = s.answerKnown(ctx, batch)
+		case len(batch) > 1 && !isLost(err) && !mustStartAgain(err) && ctx.Err() == nil: // one bad row: the others must not suffer
+			s.acceptAll(ctx, batch[:len(batch)/2])
+			s.acceptAll(ctx, batch[len(batch)/2:])
+			return
+		default:
+			for _, p := range batch {
+				p.finish(Accepted{}, fmt.Errorf("accept: %w", public(err)))
+			}
+			return
+		}
+	}
+}
+
+// collapse sorts a batch by key, the order in which rows are locked, and lets the first message of each key stand for
+// those that follow it.
+func (s *Store) collapse(batch []*pending) []*pending {
+	batch = slices.Clone(batch)
+	slices.SortStableFunc(batch, func(a, b *pending) int {
+		return cmp.Or(cmp.Compare(a.SourceID, b.SourceID), bytes.Compare(a.key[:], b.key[:]))
+	})
+	kept := batch[:0]
+	for _, p := range batch {
+		if n := len(kept); n > 0 && kept[n-1].SourceID == p.SourceID && kept[n-1].key == p.key {
+			go follow(p, kept[n-1])
+			continue
+		}
+		kept = append(kept, p)
+	}
+	return kept
+}
+
+// follow answers a message as a repetition of one in the same batch.
+func follow(p, first *pending) {
+	<-first.done
+	switch {
+	case first.err != nil:
+		p.finish(Accepted{}, first.err)
+	case first.BodyHash != p.BodyHash:
+		p.finish(Accepted{}, ErrConflict)
+	default:
+		p.finish(Accepted{MsgID: first.result.MsgID, Duplicate: true}, nil)
+	}
+}
+
+func (s *Store) wake(batch []*pending) {
+	woken := map[[2]uint8]bool{}
+	for _, p := range batch {
+		for _, t := range p.Tasks {
+			if k := [2]uint8{uint8(p.Lane), uint8(t.Channel)}; !woken[k] {
+				woken[k] = true
+				s.cfg.Wake(p.Lane, t.Channel)
+			}
+		}
+	}
+}
+
+const (
+	sqlInsertKeys  = "INSERT /* tidings:accept-keys */ INTO t_idempotency (source_id, request_hash, msg_id, body_hash, expire_time) VALUES "
+	sqlInsertTasks = "INSERT /* tidings:accept-tasks */ INTO %s (msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, " +
+		"content, attempt_limit, due_time, next_time, expire_time, create_time, modify_time) VALUES "
+	keyGroup  = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
+	taskGroup = "(?,?,?,?,?,?,?,?,?,?,UTC_TIMESTAMP(3),UTC_TIMESTAMP(3),?,UTC_TIMESTAMP(3),UTC_TIMESTAMP(3))"
+	sqlKeys   = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
+)
+
+// insert writes keys and tasks in one transaction. Locks are taken in one order everywhere: keys by value, then the lanes'
+// tables from high to low, each by message id.
+func (s *Store) insert(ctx context.Context, batch []*pending) error {
+	return s.tx(ctx, func(tx *sqlx.Tx) error {
+		if err := s.insertKeys(ctx, tx, batch); err != nil {
+			return err
+		}
+		for _, lane := range msg.Lanes {
+			if err := insertTasks(ctx, tx, lane, batch); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *Store) insertKeys(ctx context.Context, tx *sqlx.Tx, batch []*pending) error {
+	var b strings.Builder
+	b.WriteString(sqlInsertKeys)
+	values(&b, keyGroup, len(batch))
+	args := make([]any, 0, 5*len(batch))
+	ttl := int(s.cfg.IdempotencyTTL.Seconds())
+	for _, p := range batch {
+		args = append(args, p.SourceID, p.key[:], p.id, p.BodyHash[:], ttl)
+	}
+	_, err := tx.ExecContext(ctx, b.String(), args...)
+	return err
+}
+
+func insertTasks(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, batch []*pending) error {
+	var own []*pending
+	rows := 0
+	for _, p := range batch {
+		if p.Lane == lane {
+			own = append(own, p)
+			rows += len(p.Tasks)
+		}
+	}
+	if rows == 0 {
+		return nil
+	}
+	slices.SortFunc(own, func(a, b *pending) int { return cmp.Compare(a.id, b.id) })
+	var b strings.Builder
+	fmt.Fprintf(&b, sqlInsertTasks, queueTable(lane))
+	values(&b, taskGroup, rows)
+	args := make([]any, 0, 11*rows)
+	for _, p := range own {
+		for _, t := range p.Tasks {
+			args = append(args, p.id, t.Channel, p.SourceID, p.RequestID, p.BatchID, p.Category.String(), lane.String(), t.Receiver,
+				jsonArg(p.Content), p.AttemptLimit, p.Expire)
+		}
+	}
+	_, err := tx.ExecContext(ctx, b.String(), args...)
+	return err
+}
+
+// answerKnown answers the messages whose key is in the table, and returns the others. Our own id behind a key means that an
+// earlier try was committed after all.
+func (s *Store) answerKnown(ctx context.Context, batch []*pending) []*pending {
+	known, err := s.keys(ctx, batch)
+	if err != nil {
+		if ctx.Err() == nil { // the next insert meets the same trouble and decides
+			return batch
+		}
+		for _, p := range batch {
+			p.finish(Accepted{}, fmt.Errorf("accept: %w", public(err)))
+		}
+		return nil
+	}
+	rest := batch[:0]
+	for _, p := range batch {
+		first, ok := known[keyName{p.SourceID, p.key}]
+		switch {
+		case !ok:
+			rest = append(rest, p)
+		case first.msgID == p.id:
+			s.wake([]*pending{p})
+			p.finish(Accepted{MsgID: p.id}, nil)
+		case first.bodyHash != p.BodyHash:
+			p.finish(Accepted{}, ErrConflict)
+		default:
+			p.finish(Accepted{MsgID: first.msgID, Duplicate: true}, nil)
+		}
+	}
+	return rest
+}
+
+type keyName struct {
+	source string
+	key    [sha256.Size]byte
+}
+
+type keyRow struct {
+	msgID    uint64
+	bodyHash [sha256.Size]byte
+}
+
+func (s *Store) keys(ctx context.Context, batch []*pending) (map[keyName]keyRow, error) {
+	bySource := map[string][]any{}
+	for _, p := range batch {
+		bySource[p.SourceID] = append(bySource[p.SourceID], p.key[:])
+	}
+	var (
+		where []string
+		args  []any
+	)
+	for source, keys := range bySource {
+		var b strings.Builder
+		values(&b, "?", len(keys))
+		where = append(where, "(source_id = ? AND request_hash IN ("+b.String()+"))")
+		args = append(append(args, source), keys...)
+	}
+	rows, err := s.db.QueryContext(ctx, sqlKeys+strings.Join(where, " OR "), args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	known := map[keyName]keyRow{}
+	for rows.Next() {
+		var (
+			name            keyName
+			row             keyRow
+			hash, body, src []byte
+		)
+		if err := rows.Scan(&src, &hash, &row.msgID, &body); err != nil {
+			return nil, err
+		}
+		name.source = string(src)
+		copy(name.key[:], hash)
+		copy(row.bodyHash[:], body)
+		known[name] = row
+	}
+	return known, rows.Err()
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,164 @@
+package store_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"tidings/internal/testdb"
+	"tidings/store"
+)
+
+// schemaOf lists the definition of every table and view, with the days' partitions and counters left out.
+func schemaOf(t *testing.T, db *sql.DB) string {
+	t.Helper()
+	rows, err := db.Query("SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name <> 't_schema_lock' ORDER BY table_name")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var out strings.Builder
+	for rows.Next() {
+		var name, kind string
+		if err := rows.Scan(&name, &kind); err != nil {
+			t.Fatal(err)
+		}
+		var text, skip string
+		if kind == "VIEW" {
+			err = db.QueryRow("SHOW CREATE VIEW "+name).Scan(&name, &text, &skip, &skip)
+		} else {
+			err = db.QueryRow("SHOW CREATE TABLE "+name).Scan(&name, &text)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.WriteString(volatile.ReplaceAllString(text, "") + "\n\n")
+	}
+	return out.String()
+}
+
+var volatile = regexp.MustCompile(`PARTITION .p\d{8}. VALUES LESS THAN \('[^']*'\) ENGINE = InnoDB,\s+| AUTO_INCREMENT=\d+|DEFINER=\S+ `)
+
+// schema.sql is what people read; the migrations are what runs. They must agree.
+func TestSchemaFile(t *testing.T) {
+	t.Parallel()
+	migrated := raw(t, testdb.New(t))
+	text, err := os.ReadFile("../schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := raw(t, testdb.Server().DSN(""))
+	run(t, admin, "CREATE DATABASE from_schema_file CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+	dsn := testdb.Server().DSN("from_schema_file")
+	byHand := raw(t, dsn)
+	run(t, byHand, string(text))
+	if got, want := schemaOf(t, byHand), schemaOf(t, migrated); got != want {
+		t.Fatalf("schema.sql and the migrations differ: %s", firstDifference(got, want))
+	}
+	for _, table := range []string{"t_msg_queue_high", "t_msg_queue_middle", "t_msg_queue_low"} {
+		if n := count(t, byHand, "SELECT COUNT(*) FROM "+table); n != 9 {
+			t.Errorf("%s has %d sentinels", table, n)
+		}
+	}
+	if n, err := store.Migrate(context.Background(), store.Config{DSN: dsn, Observe: testdb.Observe}); err != nil || n != 0 {
+		t.Fatalf("migrate after schema.sql applied %d migrations: %v", n, err)
+	}
+}
+
+func firstDifference(got, want string) string {
+	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for i := range min(len(gotLines), len(wantLines)) {
+		if gotLines[i] != wantLines[i] {
+			return fmt.Sprintf("line %d\n got %.300s\nwant %.300s", i+1, gotLines[i], wantLines[i])
+		}
+	}
+	return fmt.Sprintf("%d and %d lines", len(gotLines), len(wantLines))
+}
+
+// Every statement of schema.sql must be MySQL 8, too.
+func TestSchemaFileIsMySQL(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := parsesAsMySQL(string(text)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMigrateByManyAtOnce(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.Empty(t)
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			if _, err := store.Migrate(context.Background(), store.Config{DSN: dsn, Observe: testdb.Observe}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got, want := schemaOf(t, raw(t, dsn)), schemaOf(t, raw(t, testdb.New(t))); got != want {
+		t.Fatalf("migrated at once and alone differ: %s", firstDifference(got, want))
+	}
+}
+
+// A crash can leave any prefix of a migration's statements behind: MySQL commits each DDL statement by itself.
+func TestMigrateAfterCrash(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("migrations/00001_first_tables.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := strings.SplitN(string(text), "-- +goose Up\n", 2)[1]
+	parts := strings.SplitAfter(body, ";\n")
+	want := schemaOf(t, raw(t, testdb.New(t)))
+	for _, done := range []int{1, 4, 7, 9, len(parts) - 1} {
+		dsn := testdb.New(t)
+		db := raw(t, dsn)
+		for _, name := range []string{"t_msg_queue_high", "t_msg_queue_middle", "t_msg_queue_low", "t_msg_record", "t_msg_attempt", "t_msg_dead", "t_idempotency", "t_node", "t_schema_version"} {
+			run(t, db, "DROP TABLE "+name)
+		}
+		run(t, db, "DROP VIEW v_task, v_message, v_attempt")
+		run(t, db, strings.Join(slices.Clone(parts[:done]), ""))
+		if _, err := store.Migrate(context.Background(), store.Config{DSN: dsn, Observe: testdb.Observe}); err != nil {
+			t.Fatalf("after %d statements: %v", done, err)
+		}
+		if got := schemaOf(t, db); got != want {
+			t.Fatalf("after %d statements: %s", done, firstDifference(got, want))
+		}
+	}
+}
+
+func TestMigrateRefusesNewer(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	run(t, raw(t, dsn), "INSERT INTO t_schema_version (version_id, is_applied) VALUES (9999, 1)")
+	if _, err := store.Migrate(context.Background(), store.Config{DSN: dsn, Observe: testdb.Observe}); !errors.Is(err, store.ErrNewer) {
+		t.Fatalf("migrate: %v", err)
+	}
+}
+
+func TestPartitionsAhead(t *testing.T) {
+	t.Parallel()
+	s := testdb.Open(t, store.Config{})
+	if err := s.EnsurePartitions(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	dsn := testdb.New(t)
+	db := raw(t, dsn)
+	for _, table := range []string{"t_msg_record", "t_msg_attempt"} {
+		n := count(t, db, "SELECT COUNT(*) FROM information_schema.partitions WHERE table_schema = DATABASE() AND table_name = ?", table)
+		if n != 9 {
+			t.Errorf("%s has %d partitions, want today, seven days ahead and the rest", table, n)
+		}
+	}
+}

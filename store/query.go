@@ -1,0 +1,154 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"tidings/internal/id"
+	"tidings/internal/msg"
+)
+
+// MessageView is a message as it stands, for its caller.
+type MessageView struct {
+	MsgID    uint64
+	Status   string // derived from the tasks, see Status
+	Tasks    []TaskView
+	Attempts []AttemptView // those that did not end in success, oldest first
+}
+
+// TaskView is a task with what is known of its end.
+type TaskView struct {
+	Task
+	Finished      time.Time // zero: it has not ended
+	ProviderMsgID string
+	Latency       time.Duration // of the successful or last attempt
+}
+
+// AttemptView is a row of the attempt log.
+type AttemptView struct {
+	Channel  msg.Channel `db:"channel"`
+	Attempt  int         `db:"attempt"`
+	Outcome  string      `db:"outcome"`
+	Provider string      `db:"provider"`
+	Code     string      `db:"code"`
+	Text     string      `db:"text"`
+	Latency  int64       `db:"latency_ms"`
+	Time     time.Time   `db:"create_time"`
+}
+
+// One statement over all places, so that a task that moves meanwhile is seen exactly once.
+var sqlMessage = func() string {
+	const where = " WHERE msg_id = ?"
+	var parts []string
+	for _, l := range msg.Lanes {
+		parts = append(parts, "SELECT "+taskColumns+", NULL AS finish_time, '' AS provider_msg_id, 0 AS latency_ms FROM "+queueTable(l)+where)
+	}
+	parts = append(parts,
+		"SELECT "+taskColumns+", NULL, '', 0 FROM t_msg_dead"+where,
+		// No record ends before its message began: the bound leaves out the partitions of earlier days.
+		"SELECT "+taskColumns+", finish_time, provider_msg_id, latency_ms FROM t_msg_record"+where+" AND finish_time >= ?")
+	return strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:message */ ", 1) + " ORDER BY channel"
+}()
+
+const (
+	sqlMessageAttempts = `SELECT /* tidings:message-attempts */ channel, attempt, outcome, provider, code, text, latency_ms, create_time
+		FROM t_msg_attempt WHERE msg_id = ? AND create_time >= ? ORDER BY create_time, channel, attempt`
+	sqlByRequest = `SELECT /* tidings:by-request */ msg_id FROM t_idempotency WHERE source_id = ? AND request_hash = ?`
+)
+
+// Message reads a message with its tasks and attempts. ErrNotFound when there is none with that id.
+func (s *Store) Message(ctx context.Context, msgID uint64) (*MessageView, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	if msgID == 0 {
+		return nil, ErrNotFound
+	}
+	m := &MessageView{MsgID: msgID}
+	began := id.Time(msgID).Add(-time.Second)
+	rows, err := s.db.QueryContext(ctx, sqlMessage, msgID, msgID, msgID, msgID, msgID, began)
+	if err != nil {
+		return nil, public(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var (
+			t        TaskView
+			finished sql.NullTime
+			latency  int64
+		)
+		if err := scanTask(rows, &t.Task, &finished, &t.ProviderMsgID, &latency); err != nil {
+			return nil, public(err)
+		}
+		t.Finished, t.Latency = finished.Time, time.Duration(latency)*time.Millisecond
+		m.Tasks = append(m.Tasks, t)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, public(err)
+	}
+	if len(m.Tasks) == 0 {
+		return nil, fmt.Errorf("message %d: %w", msgID, ErrNotFound)
+	}
+	if err := s.db.SelectContext(ctx, &m.Attempts, sqlMessageAttempts, msgID, began); err != nil {
+		return nil, public(err)
+	}
+	m.Status = Status(m.Tasks, s.Now())
+	return m, nil
+}
+
+// MessageByRequest finds the id of the message that a source's key stands for. ErrNotFound when the key is unknown or forgotten.
+func (s *Store) MessageByRequest(ctx context.Context, source, requestID string) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	key := sha256.Sum256([]byte(requestID))
+	var msgID uint64
+	err := s.db.GetContext(ctx, &msgID, sqlByRequest, source, key[:])
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, fmt.Errorf("request %w", ErrNotFound)
+	}
+	return msgID, public(err)
+}
+
+// Status derives a message's status from its tasks; the view v_message does the same in SQL. Skipped tasks do not count,
+// unless all are.
+func Status(tasks []TaskView, now time.Time) string {
+	var (
+		count   [msg.Moved + 1]int
+		counted int
+		due     time.Time
+	)
+	for i := range tasks {
+		t := &tasks[i]
+		count[t.Status]++
+		switch {
+		case t.Status == msg.Sending || t.Status == msg.Unknown || (t.Status == msg.Ready && t.Attempt > 0):
+			return "sending"
+		case t.Status == msg.Ready && (due.IsZero() || t.Due.Before(due)):
+			due = t.Due
+		}
+		if t.Status != msg.Skipped {
+			counted++
+		}
+	}
+	switch {
+	case count[msg.Ready] > 0 && due.After(now):
+		return "scheduled"
+	case count[msg.Ready] > 0:
+		return "dispatched"
+	case counted == 0:
+		return msg.Skipped.String()
+	case count[msg.Success] == counted:
+		return msg.Success.String()
+	case count[msg.Success] > 0:
+		return "partial"
+	case count[msg.Cancelled] == counted:
+		return msg.Cancelled.String()
+	case count[msg.Expired] == counted:
+		return msg.Expired.String()
+	}
+	return msg.Failed.String()
+}

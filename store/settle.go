@@ -1,0 +1,328 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jmoiron/sqlx"
+
+	"tidings/internal/msg"
+)
+
+// Outcome is what becomes of a claimed task.
+type Outcome struct {
+	Task  Task
+	State msg.State // Ready: again at Next; Unknown: wait until Next; Dead: a dead letter; else the task has ended
+	Next  time.Time // for Ready and Unknown
+	// Uncounted takes the claim's attempt back: the provider was not asked, or was busy.
+	Uncounted bool
+	// AlreadyRecorded drops the task: its record exists. State is ignored.
+	AlreadyRecorded bool
+	Error           string // the row's last_error: what went wrong, without addresses or content
+	Provider        string
+	ProviderMsgID   string
+	Latency         time.Duration // of the provider's answer
+	Finished        time.Time     // by Store.Now
+	Attempt         *Attempt      // for the attempt log; nil: none (success, or nothing was tried)
+}
+
+// Attempt is a try that did not end in success.
+type Attempt struct {
+	Outcome string // temporary, permanent or unknown
+	Code    string
+	Text    string
+}
+
+func (o *Outcome) attempts() int {
+	if o.Uncounted && o.Task.Attempt > 0 {
+		return o.Task.Attempt - 1
+	}
+	return o.Task.Attempt
+}
+
+func (o *Outcome) staysInQueue() bool {
+	return !o.AlreadyRecorded && (o.State == msg.Ready || o.State == msg.Unknown)
+}
+
+// Verdict on one outcome of a Settle.
+type Settled uint8
+
+// What Settle did with an outcome.
+const (
+	Done    Settled = iota + 1 // written
+	Lost                       // the row is gone or somebody else's: left alone
+	Blocked                    // somebody holds the row's lock: settle it again later
+)
+
+const (
+	sqlLockOwned = "SELECT /* tidings:settle-lock */ msg_id, channel, owner FROM %s WHERE %s FOR UPDATE SKIP LOCKED"
+	sqlPeekOwned = "SELECT /* tidings:settle-peek */ msg_id, channel, owner FROM %s WHERE %s"
+	sqlDelete    = "DELETE /* tidings:settle-delete */ FROM %s WHERE %s"
+	sqlRecord    = "INSERT /* tidings:settle-record */ INTO t_msg_record (" + taskColumns + ", modify_time, finish_time, provider_msg_id, latency_ms) VALUES "
+	sqlDead      = "INSERT /* tidings:settle-dead */ INTO t_msg_dead (" + taskColumns + ", modify_time) VALUES "
+	sqlAttempts  = "INSERT /* tidings:settle-attempts */ INTO t_msg_attempt (msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time) VALUES "
+	sqlPutBack   = "UPDATE /* tidings:settle-put-back */ %s SET status = ?, attempt = ?, owner = '', next_time = ?, provider = ?, last_error = ?, " +
+		"modify_time = UTC_TIMESTAMP(3) WHERE msg_id = ? AND channel = ? AND owner = ?"
+)
+
+const taskPlaceholders = "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?"
+
+// Settle writes the outcomes of claimed tasks in one transaction a lane, and tells for each what became of it. A row whose
+// owner has changed is not touched. An error means that nothing of the lane was written; the outcomes with a verdict of 0
+// may be settled again. A lock that somebody holds on one row holds up that row only.
+func (s *Store) Settle(ctx context.Context, outcomes []Outcome) ([]Settled, error) {
+	verdicts := make([]Settled, len(outcomes))
+	for _, lane := range msg.Lanes {
+		var own []int
+		for i := range outcomes {
+			if outcomes[i].Task.Lane == lane {
+				own = append(own, i)
+			}
+		}
+		if len(own) == 0 {
+			continue
+		}
+		slices.SortFunc(own, func(a, b int) int {
+			return cmp.Or(cmp.Compare(outcomes[a].Task.MsgID, outcomes[b].Task.MsgID), cmp.Compare(outcomes[a].Task.Channel, outcomes[b].Task.Channel))
+		})
+		if err := s.settleLane(ctx, lane, outcomes, own, verdicts); err != nil {
+			return verdicts, fmt.Errorf("settle %s: %w", lane, public(err))
+		}
+	}
+	return verdicts, nil
+}
+
+// settleLane writes the outcomes with the given indexes. One bad row must not hold up a batch, so a batch that the server
+// refuses is cut in two until the bad row stands alone.
+func (s *Store) settleLane(ctx context.Context, lane msg.Lane, outcomes []Outcome, own []int, verdicts []Settled) error {
+	var held map[taskID]bool
+	err := s.tx(ctx, func(tx *sqlx.Tx) (err error) {
+		if held, err = lockOwned(ctx, tx, lane, outcomes, own); err != nil {
+			return err
+		}
+		return s.write(ctx, tx, lane, outcomes, own, held)
+	})
+	if err != nil {
+		if len(own) == 1 || isLost(err) || mustStartAgain(err) || ctx.Err() != nil {
+			return err
+		}
+		err = s.settleLane(ctx, lane, outcomes, own[:len(own)/2], verdicts)
+		if other := s.settleLane(ctx, lane, outcomes, own[len(own)/2:], verdicts); err == nil {
+			err = other
+		}
+		return err
+	}
+	var missing []int
+	for _, i := range own {
+		if held[idOf(&outcomes[i].Task)] {
+			verdicts[i] = Done
+		} else {
+			missing = append(missing, i)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return s.judgeMissing(ctx, lane, outcomes, missing, verdicts)
+}
+
+// judgeMissing tells rows that are no longer ours from rows that are, but under somebody's lock.
+func (s *Store) judgeMissing(ctx context.Context, lane msg.Lane, outcomes []Outcome, missing []int, verdicts []Settled) error {
+	ours, err := owned(ctx, s.db, sqlPeekOwned, lane, outcomes, missing)
+	if err != nil {
+		return err
+	}
+	for _, i := range missing {
+		verdicts[i] = Lost
+		if ours[idOf(&outcomes[i].Task)] {
+			verdicts[i] = Blocked
+		}
+	}
+	return nil
+}
+
+// taskID names a claimed task: a row with another owner is another task.
+type taskID struct {
+	msgID   uint64
+	channel msg.Channel
+	owner   string
+}
+
+func idOf(t *Task) taskID { return taskID{t.MsgID, t.Channel, t.Owner} }
+
+// lockOwned locks the batch's rows as far as nobody else has, and returns those that are still ours.
+func lockOwned(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int) (map[taskID]bool, error) {
+	return owned(ctx, tx, sqlLockOwned, lane, outcomes, own)
+}
+
+func owned(ctx context.Context, q sqlx.QueryerContext, query string, lane msg.Lane, outcomes []Outcome, own []int) (map[taskID]bool, error) {
+	rows, err := q.QueryContext(ctx, fmt.Sprintf(query, queueTable(lane), whereKeys(outcomes, own)))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	found := make(map[taskID]bool, len(own))
+	for rows.Next() {
+		var id taskID
+		if err := rows.Scan(&id.msgID, &id.channel, &id.owner); err != nil {
+			return nil, err
+		}
+		found[id] = true
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	ours := make(map[taskID]bool, len(own))
+	for _, i := range own {
+		if id := idOf(&outcomes[i].Task); found[id] {
+			ours[id] = true
+		}
+	}
+	return ours, nil
+}
+
+// whereKeys names rows by primary key, a list of ids for each channel: both servers turn that into key look-ups.
+func whereKeys(outcomes []Outcome, own []int) string {
+	byChannel := map[msg.Channel][]Task{}
+	for _, i := range own {
+		t := &outcomes[i].Task
+		byChannel[t.Channel] = append(byChannel[t.Channel], Task{MsgID: t.MsgID})
+	}
+	var parts []string
+	for _, c := range msg.Channels {
+		if tasks := byChannel[c]; len(tasks) > 0 {
+			parts = append(parts, fmt.Sprintf("(channel = %d AND msg_id IN (%s))", c, idList(tasks)))
+		}
+	}
+	return strings.Join(parts, " OR ")
+}
+
+// write does what the outcomes ask for to the rows that are locked and ours.
+func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int, held map[taskID]bool) error {
+	var leaving, ended, dead, back, attempts []int
+	for _, i := range own {
+		o := &outcomes[i]
+		if !held[idOf(&o.Task)] {
+			continue
+		}
+		switch {
+		case o.staysInQueue():
+			back = append(back, i)
+		case o.AlreadyRecorded:
+			leaving = append(leaving, i)
+		case o.State == msg.Dead:
+			leaving, dead = append(leaving, i), append(dead, i)
+		default:
+			leaving, ended = append(leaving, i), append(ended, i)
+		}
+		if o.Attempt != nil && !o.AlreadyRecorded {
+			attempts = append(attempts, i)
+		}
+	}
+	for _, step := range []func() error{
+		func() error { return deleteRows(ctx, tx, lane, outcomes, leaving) },
+		func() error { return putBack(ctx, tx, lane, outcomes, back) },
+		func() error { return insertRecords(ctx, tx, outcomes, ended) },
+		func() error { return insertDead(ctx, tx, outcomes, dead) },
+		func() error { return s.insertAttempts(ctx, tx, outcomes, attempts) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func deleteRows(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int) error {
+	if len(own) == 0 {
+		return nil
+	}
+	res, err := tx.ExecContext(ctx, fmt.Sprintf(sqlDelete, queueTable(lane), whereKeys(outcomes, own)))
+	return changed(res, err, len(own))
+}
+
+func putBack(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int) error {
+	query := fmt.Sprintf(sqlPutBack, queueTable(lane))
+	for _, i := range own {
+		o := &outcomes[i]
+		res, err := tx.ExecContext(ctx, query, o.State, o.attempts(), o.Next, clip(o.Provider, 64), clip(o.Error, 512), o.Task.MsgID, o.Task.Channel, o.Task.Owner)
+		if err := changed(res, err, 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// changed checks a guard: the rows are locked, so another count means that this code is wrong, and nothing may be committed.
+func changed(res interface{ RowsAffected() (int64, error) }, err error, want int) error {
+	if err != nil {
+		return err
+	}
+	if n, err := res.RowsAffected(); err != nil || n != int64(want) {
+		return fmt.Errorf("%d rows changed where %d are ours: %w", n, want, err)
+	}
+	return nil
+}
+
+func insertRecords(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
+	return insertRows(ctx, tx, sqlRecord, "("+taskPlaceholders+",UTC_TIMESTAMP(3),?,?,?)", own, func(i int) []any {
+		o := &outcomes[i]
+		return append(leavingArgs(o), o.Finished, clip(o.ProviderMsgID, 255), o.Latency.Milliseconds())
+	})
+}
+
+func insertDead(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
+	return insertRows(ctx, tx, sqlDead, "("+taskPlaceholders+",UTC_TIMESTAMP(3))", own, func(i int) []any { return leavingArgs(&outcomes[i]) })
+}
+
+func (s *Store) insertAttempts(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
+	node := s.Node()
+	return insertRows(ctx, tx, sqlAttempts, "(?,?,?,?,?,?,?,?,?,?)", own, func(i int) []any {
+		o := &outcomes[i]
+		return []any{
+			o.Task.MsgID, o.Task.Channel, o.Task.Attempt, o.Attempt.Outcome, clip(o.Provider, 64), clip(o.Attempt.Code, 64), clip(o.Attempt.Text, 512),
+			o.Latency.Milliseconds(), node, o.Finished,
+		}
+	})
+}
+
+func insertRows(ctx context.Context, tx *sqlx.Tx, query, group string, own []int, args func(int) []any) error {
+	if len(own) == 0 {
+		return nil
+	}
+	var (
+		b   strings.Builder
+		all []any
+	)
+	b.WriteString(query)
+	values(&b, group, len(own))
+	for _, i := range own {
+		all = append(all, args(i)...)
+	}
+	_, err := tx.ExecContext(ctx, b.String(), all...)
+	return err
+}
+
+// leavingArgs are the values of taskColumns for a task that leaves the queue.
+func leavingArgs(o *Outcome) []any {
+	t := &o.Task
+	return []any{
+		t.MsgID, t.Channel, t.SourceID, t.RequestID, t.BatchID, t.Category.String(), t.Lane.String(), t.Receiver, t.TemplateID, t.TemplateVersion,
+		jsonArg(t.Params), jsonArg(t.Content), o.State, o.attempts(), t.AttemptLimit, "", t.Due, o.Finished, t.Expire,
+		clip(o.Provider, 64), clip(o.Error, 512), t.Created,
+	}
+}
+
+// clip makes a provider's text fit its column: valid UTF-8 of at most n characters. A row must never fail to settle over it.
+func clip(text string, n int) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if utf8.RuneCountInString(text) <= n {
+		return text
+	}
+	return string([]rune(text)[:n-1]) + "…"
+}

@@ -1,0 +1,219 @@
+// Package store holds every SQL statement of Tidings: accepting messages, claiming and settling tasks, and the upkeep around
+// them. It knows nothing of HTTP, of channels' meanings or of policies.
+//
+// All of it is safe for concurrent use. Any transaction may be chosen as a deadlock's victim, so each is a function that can
+// be run again. Every statement carries its name in a comment, for the slow log and for a test that parses each of them.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jmoiron/sqlx"
+
+	"tidings/internal/batch"
+	"tidings/internal/id"
+	"tidings/internal/msg"
+)
+
+// Config says how the store works. Zero values mean the defaults named.
+type Config struct {
+	DSN            string        // go-sql-driver's notation; the database name defaults to "tidings"
+	Connections    int           // most open connections; default 32
+	Lease          time.Duration // how long a claim holds a task; default 60 s
+	IdempotencyTTL time.Duration // how long a key is kept after the due time; default 24 h
+	Timeout        time.Duration // how long a caller of Enqueue or a query waits at most; default 5 s
+	NodeLease      time.Duration // how long a node number is held without renewal; default 60 s
+	Version        string        // the program's version, for t_node
+	Log            *slog.Logger
+	// Wake is called after a commit that made tasks of a lane and channel ready. It must not block.
+	Wake func(msg.Lane, msg.Channel)
+	// Observe, when set, sees the text of every statement before it is sent. It must not block.
+	Observe func(statement string)
+}
+
+// Store is a connection pool on one database and the node that this process is in it.
+type Store struct {
+	cfg      Config
+	log      *slog.Logger
+	db       *sqlx.DB
+	packet   int // max_allowed_packet of the server, bytes
+	clock    clock
+	ids      *id.Generator
+	node     nodeLease
+	enqueues *batch.Batcher[*pending]
+}
+
+const (
+	lockWait   = 2 // seconds: innodb_lock_wait_timeout of every session
+	minPacket  = 8 << 20
+	retries    = 10
+	dbDeadline = 10 * time.Second // for a statement that nobody waits for
+)
+
+// Open connects to a database that Migrate has prepared, and takes a node number in it.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg.setDefaults()
+	s, err := connect(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.takeNode(ctx); err != nil {
+		s.db.Close()
+		return nil, fmt.Errorf("take a node number: %w", err)
+	}
+	s.node.start(s)
+	s.startEnqueues()
+	return s, nil
+}
+
+func (cfg *Config) setDefaults() {
+	setDefault(&cfg.Connections, 32)
+	setDefault(&cfg.Lease, time.Minute)
+	setDefault(&cfg.IdempotencyTTL, 24*time.Hour)
+	setDefault(&cfg.Timeout, 5*time.Second)
+	setDefault(&cfg.NodeLease, time.Minute)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Wake == nil {
+		cfg.Wake = func(msg.Lane, msg.Channel) {}
+	}
+}
+
+func setDefault[T comparable](value *T, fallback T) {
+	var zero T
+	if *value == zero {
+		*value = fallback
+	}
+}
+
+// connect opens the pool and learns what the server allows.
+func connect(ctx context.Context, cfg Config) (*Store, error) {
+	driverCfg, err := driverConfig(cfg.DSN)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: cfg, log: cfg.Log}
+	probe := sqlx.NewDb(sql.OpenDB(&connector{cfg: driverCfg, observe: cfg.Observe}), "mysql")
+	defer probe.Close()
+	if err := probe.GetContext(ctx, &s.packet, "SELECT /* tidings:packet */ @@max_allowed_packet"); err != nil {
+		return nil, fmt.Errorf("connect to the database: %w", public(err))
+	}
+	if s.packet < minPacket {
+		return nil, fmt.Errorf("max_allowed_packet of the database is %d bytes; messages of 1 MiB need %d: SET GLOBAL max_allowed_packet = 67108864",
+			s.packet, minPacket)
+	}
+	driverCfg.MaxAllowedPacket = s.packet
+	s.db = sqlx.NewDb(sql.OpenDB(&connector{cfg: driverCfg, observe: cfg.Observe}), "mysql")
+	s.db.SetMaxOpenConns(cfg.Connections)
+	s.db.SetMaxIdleConns(cfg.Connections)
+	s.db.SetConnMaxIdleTime(10 * time.Minute)
+	s.ids = id.NewGenerator(s.Now)
+	return s, nil
+}
+
+// Close flushes what callers wait for, gives the node number back and closes the pool. Nothing may use the store after it.
+func (s *Store) Close() error {
+	s.enqueues.Close()
+	s.node.stop()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return errors.Join(s.releaseNode(ctx), s.db.Close())
+}
+
+// Ping asks the database for a sign of life.
+func (s *Store) Ping(ctx context.Context) error { return public(s.db.PingContext(ctx)) }
+
+// Lease is how long a claim holds a task.
+func (s *Store) Lease() time.Duration { return s.cfg.Lease }
+
+// driverConfig reads a DSN and sets what the store's statements rely on.
+func driverConfig(dsn string) (*mysql.Config, error) {
+	cfg, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("mysql.dsn is not a DSN like user:password@tcp(127.0.0.1:3306)/tidings: %w", err)
+	}
+	setDefault(&cfg.DBName, "tidings")
+	setDefault(&cfg.Timeout, 3*time.Second)
+	setDefault(&cfg.ReadTimeout, 30*time.Second)
+	setDefault(&cfg.WriteTimeout, 30*time.Second)
+	cfg.ParseTime, cfg.Loc = true, time.UTC
+	cfg.InterpolateParams = true
+	cfg.ClientFoundRows = false // a guard's row count means rows changed
+	cfg.Collation = "utf8mb4_bin"
+	if cfg.Params == nil {
+		cfg.Params = map[string]string{}
+	}
+	cfg.Params["time_zone"] = "'+00:00'"
+	cfg.Params["sql_mode"] = "'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'"
+	cfg.Params["innodb_lock_wait_timeout"] = fmt.Sprint(lockWait)
+	cfg.Params["lock_wait_timeout"] = "10"
+	return cfg, nil
+}
+
+// connector makes sessions that read committed rows: MySQL and MariaDB name the variable differently, but share the statement.
+type connector struct {
+	cfg     *mysql.Config
+	observe func(string)
+}
+
+func (c *connector) Driver() driver.Driver { return mysql.MySQLDriver{} }
+
+func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
+	inner, err := mysql.NewConnector(c.cfg)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := inner.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	const statement = "SET /* tidings:session */ SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+	if c.observe != nil {
+		c.observe(statement)
+		conn = observed{conn.(fullConn), c.observe}
+	}
+	if _, err := conn.(driver.ExecerContext).ExecContext(ctx, statement, nil); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// tx runs fn in a transaction, again when the server undid it. fn must be able to run more than once.
+func (s *Store) tx(ctx context.Context, fn func(*sqlx.Tx) error) error {
+	return s.again(ctx, func() error {
+		tx, err := s.db.BeginTxx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if err := fn(tx); err != nil {
+			tx.Rollback()
+			return err
+		}
+		return tx.Commit()
+	})
+}
+
+// again repeats fn while it fails with an error of the server that asks for it.
+func (s *Store) again(ctx context.Context, fn func() error) error {
+	for try := 1; ; try++ {
+		err := fn()
+		if err == nil || !mustStartAgain(err) || try == retries {
+			return err
+		}
+		select {
+		case <-time.After(rand.N(time.Duration(try) * 4 * time.Millisecond)):
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package store_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.uber.org/goleak"
+
+	"tidings/internal/msg"
+	"tidings/internal/testdb"
+	"tidings/store"
+)
+
+func TestMain(m *testing.M) {
+	testdb.Observe = statements.add
+	code := testdb.Main(m)
+	if code == 0 {
+		code = statements.check()
+	}
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// raw opens a plain connection pool on a store's database, as a DBA would have it.
+func raw(t testing.TB, dsn string) *sql.DB {
+	t.Helper()
+	cfg, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ParseTime, cfg.InterpolateParams, cfg.MultiStatements = true, true, true
+	cfg.Params = map[string]string{"time_zone": "'+00:00'"}
+	db, err := sql.Open("mysql", cfg.FormatDSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+func run(t testing.TB, db interface {
+	Exec(string, ...any) (sql.Result, error)
+}, query string, args ...any,
+) {
+	t.Helper()
+	if _, err := db.Exec(query, args...); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+}
+
+func count(t testing.TB, db *sql.DB, query string, args ...any) (n int) {
+	t.Helper()
+	if err := db.QueryRow(query, args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+func message(requestID string) *store.Message {
+	return &store.Message{
+		SourceID: "default", RequestID: requestID, BodyHash: sha256.Sum256([]byte("body")),
+		Category: msg.Notification, Lane: msg.Middle, Content: []byte(`{"text":"hello"}`), AttemptLimit: 5,
+		Expire: time.Now().Add(time.Hour), Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "someone"}},
+	}
+}
+
+func enqueue(t testing.TB, s *store.Store, m *store.Message) store.Accepted {
+	t.Helper()
+	got, err := s.Enqueue(context.Background(), m)
+	if err != nil {
+		t.Fatalf("enqueue: %v", err)
+	}
+	return got
+}
+
+func claim(t testing.TB, s *store.Store, limit int) []store.Task {
+	t.Helper()
+	tasks, recorded, err := s.Claim(context.Background(), msg.Middle, msg.Log, limit)
+	if err != nil || len(recorded) > 0 {
+		t.Fatalf("claim: %v, %d recorded", err, len(recorded))
+	}
+	return tasks
+}
+
+func settle(t testing.TB, s *store.Store, outcomes ...store.Outcome) []store.Settled {
+	t.Helper()
+	verdicts, err := s.Settle(context.Background(), outcomes)
+	if err != nil {
+		t.Fatalf("settle: %v", err)
+	}
+	return verdicts
+}
+
+func success(s *store.Store, task store.Task) store.Outcome {
+	return store.Outcome{Task: task, State: msg.Success, Provider: "log", Finished: s.Now()}
+}
