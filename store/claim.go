@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -35,11 +36,14 @@ const (
 	sqlRecorded = `SELECT /* tidings:recorded */ msg_id FROM t_msg_record WHERE msg_id IN (%s) AND channel = ? AND finish_time >= ?`
 )
 
+// lookBytes bounds what one look brings into memory. It ends after the row that reaches it.
+const lookBytes = 8 << 20
+
 // Claim takes up to limit due tasks of a lane and channel, oldest first, under an owner of its own and for one lease. The
 // attempt that the caller is about to make is counted already. Tasks that have a record (only a hand-made copy can) have
 // ended already: they are returned in recorded, claimed but not to be sent.
 func (s *Store) Claim(ctx context.Context, lane msg.Lane, channel msg.Channel, limit int) (tasks, recorded []Task, err error) {
-	seen, err := s.look(ctx, fmt.Sprintf(sqlLook, queueTable(lane)), lane, channel, limit)
+	seen, err := s.read(ctx, fmt.Sprintf(sqlLook, queueTable(lane)), lane, lookBytes, channel, limit)
 	if err != nil || len(seen) == 0 {
 		return nil, nil, public(err)
 	}
@@ -66,7 +70,7 @@ func (s *Store) Claim(ctx context.Context, lane msg.Lane, channel msg.Channel, l
 // Recover takes up to limit tasks whose lease (status Sending) or wait (Unknown) is over. Nobody knows how their last attempt
 // ended; it is not counted again. Each task keeps the status that it was found in.
 func (s *Store) Recover(ctx context.Context, lane msg.Lane, channel msg.Channel, status msg.State, limit int) ([]Task, error) {
-	seen, err := s.look(ctx, fmt.Sprintf(sqlLookOverdue, queueTable(lane)), lane, channel, status, limit)
+	seen, err := s.read(ctx, fmt.Sprintf(sqlLookOverdue, queueTable(lane)), lane, lookBytes, channel, status, limit)
 	if err != nil || len(seen) == 0 {
 		return nil, public(err)
 	}
@@ -123,7 +127,7 @@ func (s *Store) take(ctx context.Context, lane msg.Lane, channel msg.Channel, se
 func (s *Store) mine(ctx context.Context, lane msg.Lane, channel msg.Channel, ids, owner string) ([]Task, error) {
 	query := fmt.Sprintf(sqlMine, queueTable(lane), ids)
 	for giveUp := time.Now().Add(s.cfg.Lease / 2); ; {
-		tasks, err := s.look(ctx, query, lane, channel, owner)
+		tasks, err := s.read(ctx, query, lane, math.MaxInt, channel, owner)
 		if err == nil || !isLost(err) || time.Now().After(giveUp) || ctx.Err() != nil {
 			return tasks, err
 		}
@@ -131,20 +135,21 @@ func (s *Store) mine(ctx context.Context, lane msg.Lane, channel msg.Channel, id
 	}
 }
 
-func (s *Store) look(ctx context.Context, query string, lane msg.Lane, args ...any) ([]Task, error) {
+func (s *Store) read(ctx context.Context, query string, lane msg.Lane, mostBytes int, args ...any) ([]Task, error) {
 	rows, err := s.db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
 	var tasks []Task
-	for rows.Next() {
+	for bytes := 0; bytes < mostBytes && rows.Next(); {
 		var t Task
 		if err := scanTask(rows, &t); err != nil {
 			return nil, err
 		}
 		t.Lane = lane // the table decides: a row moved by hand may still say otherwise
 		tasks = append(tasks, t)
+		bytes += t.bytes()
 	}
 	return tasks, rows.Err()
 }

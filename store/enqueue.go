@@ -73,7 +73,7 @@ func (s *Store) startEnqueues() {
 }
 
 // Enqueue accepts a message: when it returns without an error, the message and its key are committed. Concurrent callers
-// share transactions. Errors: ErrConflict, ErrUnavailable, ErrTooLarge. After ErrUnavailable the message may have been
+// share transactions. Errors: ErrConflict, ErrUnavailable, ErrBusy, ErrTooLarge. After ErrUnavailable the message may have been
 // accepted all the same; the same call with the same RequestID tells.
 func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 	p, err := s.pend(m)

@@ -17,6 +17,7 @@ var (
 	ErrNotFound    = errors.New("not found")
 	ErrConflict    = errors.New("the request id was used for another message")
 	ErrUnavailable = errors.New("the database is not available")
+	ErrBusy        = errors.New("the database is held up by locks")
 	ErrTooLarge    = errors.New("the message is larger than the database takes")
 	ErrNewer       = errors.New("the database was made by a newer version of tidings")
 )
@@ -77,7 +78,9 @@ func public(err error) error {
 		return nil
 	case number(err) == erPacketTooLarge || errors.Is(err, mysql.ErrPktTooLarge):
 		return errors.Join(ErrTooLarge, err)
-	case isLost(err) || mustStartAgain(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, id.ErrNoLease):
+	case mustStartAgain(err):
+		return errors.Join(ErrBusy, err)
+	case isLost(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, id.ErrNoLease):
 		return errors.Join(ErrUnavailable, err)
 	}
 	return err

@@ -49,10 +49,10 @@ func (o *Outcome) staysInQueue() bool {
 	return !o.AlreadyRecorded && (o.State == msg.Ready || o.State == msg.Unknown)
 }
 
-// Verdict on one outcome of a Settle.
+// Settled is what Settle did with an outcome; 0: nothing.
 type Settled uint8
 
-// What Settle did with an outcome.
+// The verdicts.
 const (
 	Done    Settled = iota + 1 // written
 	Lost                       // the row is gone or somebody else's: left alone

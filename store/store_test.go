@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"database/sql"
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -20,7 +21,7 @@ import (
 func TestMain(m *testing.M) {
 	testdb.Observe = statements.add
 	code := testdb.Main(m)
-	if code == 0 {
+	if code == 0 && flag.Lookup("test.run").Value.String() == "" { // a part of the tests cannot have sent everything
 		code = statements.check()
 	}
 	if err := goleak.Find(); code == 0 && err != nil {

@@ -146,3 +146,6 @@ func (s State) Ended() bool { return s == Success || s == Failed || (s >= Expire
 func TaskKey(msgID uint64, c Channel) string {
 	return strconv.FormatUint(msgID, 10) + "-" + c.String()
 }
+
+// Queued reports whether a task in the state stands in a queue table.
+func (s State) Queued() bool { return s == Ready || s == Sending || s == Unknown }

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tidings/internal/admit"
+	"tidings/internal/msg"
+	"tidings/internal/policy"
+	"tidings/queue"
+	"tidings/sender"
+	"tidings/server"
+	"tidings/store"
+)
+
+func (a *app) serveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "serve", Short: "Run the message centre (what tidings does without a command)", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, log, err := a.config(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), cfg, log)
+		},
+	}
+}
+
+// intakeGrace is what requests that are being answered get when the server stops.
+const intakeGrace = 10 * time.Second
+
+// serve wires the program up and runs it until ctx ends. What is set up first is torn down last, so that it stops in the
+// direction in which messages flow: intake, claims, sends, settling, database.
+func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
+	log.Info("tidings starts", "version", fullVersion())
+	listener, err := net.Listen("tcp", cfg.Listen) // first: a port that is taken should not cost a migration
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	dsn, stopDatabase, err := database(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer stopDatabase()
+	if _, err := store.Migrate(ctx, store.Config{DSN: dsn, Log: log}); err != nil {
+		return err
+	}
+	channels, closeProviders, err := openChannels(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer closeProviders()
+	var engine *queue.Engine
+	st, err := store.Open(ctx, store.Config{
+		DSN: dsn, Connections: cfg.MySQL.Connections, Lease: cfg.Queue.Lease, IdempotencyTTL: cfg.Idempotency.TTL,
+		Version: version, Log: log, Wake: func(l msg.Lane, c msg.Channel) { engine.Wake(l, c) },
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := st.Close(); err != nil {
+			log.Warn("the store did not close in order", "err", err)
+		}
+	}()
+	policies := policy.Defaults()
+	engine, err = queue.New(queue.Config{
+		Store: st, Channels: channels, Policies: policies, SendTimeout: cfg.Queue.SendTimeout, SettleBudget: cfg.Queue.SettleBudget, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	engine.Start()
+	defer func() {
+		stop, cancel := context.WithTimeout(context.Background(), cfg.Shutdown.Grace)
+		defer cancel()
+		engine.Stop(stop)
+	}()
+	api := server.New(server.Config{
+		Store: st, Version: version, Log: log,
+		Admit: &admit.Admitter{Policies: policies, Configured: configured(channels), Now: st.Now},
+	})
+	return listen(ctx, api, listener, log)
+}
+
+// listen answers requests until ctx ends, and then those that have begun.
+func listen(ctx context.Context, api *server.Server, listener net.Listener, log *slog.Logger) error {
+	httpServer := api.Listener()
+	failed := make(chan error, 1)
+	go func() { failed <- httpServer.Serve(listener) }()
+	log.Info("ready", "api", "http://"+listener.Addr().String()+"/api/messages", "description", "http://"+listener.Addr().String()+"/openapi.json")
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("stopping: intake first, then sends, then the database")
+	stop, cancel := context.WithTimeout(context.Background(), intakeGrace)
+	defer cancel()
+	if err := httpServer.Shutdown(stop); err != nil {
+		log.Warn("requests were cut off", "err", err)
+		httpServer.Close()
+	}
+	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// openChannels makes the providers that channels name.
+func openChannels(cfg *Config, log *slog.Logger) (channels []queue.Channel, closeAll func(), err error) {
+	open := map[string]sender.Provider{}
+	closeAll = func() {
+		for name, p := range open {
+			if err := p.Close(); err != nil {
+				log.Warn("the provider did not close in order", "provider", name, "err", err)
+			}
+		}
+	}
+	for _, c := range msg.Channels {
+		settings, ok := cfg.Channels[c.String()]
+		if !ok || len(settings.Providers) == 0 {
+			continue
+		}
+		name := settings.Providers[0]
+		if open[name] == nil {
+			if open[name], err = openProvider(name, cfg); err != nil {
+				closeAll()
+				return nil, nil, err
+			}
+		}
+		channels = append(channels, queue.Channel{Channel: c, ProviderName: name, Provider: open[name], Slots: settings.Slots})
+		log.Info("channel", "channel", c, "provider", name)
+	}
+	return channels, closeAll, nil
+}
+
+func openProvider(name string, cfg *Config) (sender.Provider, error) {
+	settings := sender.Settings{}
+	for key, value := range cfg.Providers[name] {
+		settings[key] = value
+	}
+	kind, _ := settings["type"].(string)
+	delete(settings, "type")
+	p, err := sender.Open(kind, sender.Env{Name: name, DataDir: cfg.DataDir}, settings)
+	if err != nil {
+		return nil, fmt.Errorf("providers.%s: %w", name, err)
+	}
+	return p, nil
+}
+
+func configured(channels []queue.Channel) func(msg.Channel) bool {
+	has := map[msg.Channel]bool{}
+	for _, c := range channels {
+		has[c.Channel] = true
+	}
+	return func(c msg.Channel) bool { return has[c] }
+}

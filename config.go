@@ -1,0 +1,212 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/spf13/viper"
+
+	"tidings/internal/msg"
+	"tidings/sender"
+)
+
+// Config is the whole configuration. config.yaml explains every key.
+type Config struct {
+	Listen  string `mapstructure:"listen"`
+	DataDir string `mapstructure:"data_dir"`
+	Log     struct {
+		Level  string `mapstructure:"level"`
+		Format string `mapstructure:"format"`
+	} `mapstructure:"log"`
+	MySQL struct {
+		DSN         string `mapstructure:"dsn"`
+		DSNFile     string `mapstructure:"dsn_file"`
+		Connections int    `mapstructure:"connections"`
+	} `mapstructure:"mysql"`
+	Queue struct {
+		Lease        time.Duration `mapstructure:"lease"`
+		SendTimeout  time.Duration `mapstructure:"send_timeout"`
+		SettleBudget time.Duration `mapstructure:"settle_budget"`
+	} `mapstructure:"queue"`
+	Idempotency struct {
+		TTL time.Duration `mapstructure:"ttl"`
+	} `mapstructure:"idempotency"`
+	Shutdown struct {
+		Grace time.Duration `mapstructure:"grace"`
+	} `mapstructure:"shutdown"`
+	Providers map[string]map[string]any `mapstructure:"providers"`
+	Channels  map[string]ChannelConfig  `mapstructure:"channels"`
+}
+
+// ChannelConfig says how a channel is served.
+type ChannelConfig struct {
+	Providers []string `mapstructure:"providers"`
+	Slots     int      `mapstructure:"slots"`
+}
+
+// defaults also lists every key that there is, but for those of single providers.
+var defaults = map[string]any{
+	"listen":                   "127.0.0.1:8080",
+	"data_dir":                 "./data",
+	"log.level":                "info",
+	"log.format":               "text",
+	"mysql.dsn":                "",
+	"mysql.dsn_file":           "",
+	"mysql.connections":        32,
+	"queue.lease":              time.Minute,
+	"queue.send_timeout":       30 * time.Second,
+	"queue.settle_budget":      10 * time.Second,
+	"idempotency.ttl":          24 * time.Hour,
+	"shutdown.grace":           30 * time.Second,
+	"providers.file.type":      "file",
+	"providers.log.type":       "log",
+	"channels.email.providers": []string{"file"},
+	"channels.log.providers":   []string{"log"},
+}
+
+const (
+	envPrefix  = "TIDINGS"
+	configFile = "config.yaml"
+)
+
+// loadConfig reads defaults, the file, the environment and flags, each over the one before, and checks the result. An
+// empty path means config.yaml in the working directory, if there is one.
+func loadConfig(v *viper.Viper, path string) (*Config, error) {
+	for key, value := range defaults {
+		v.SetDefault(key, value)
+	}
+	v.SetEnvPrefix(envPrefix)
+	v.SetEnvKeyReplacer(strings.NewReplacer(".", "_"))
+	v.AutomaticEnv()
+	if _, err := os.Stat(configFile); path == "" && err == nil {
+		path = configFile
+	}
+	if path != "" {
+		v.SetConfigFile(path)
+		if err := v.ReadInConfig(); err != nil {
+			return nil, fmt.Errorf("configuration %s: %w", path, err)
+		}
+	}
+	var cfg Config
+	if err := v.UnmarshalExact(&cfg); err != nil {
+		return nil, fmt.Errorf("configuration: %w", plainKeys(err))
+	}
+	if err := cfg.readSecrets(); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	return &cfg, nil
+}
+
+// plainKeys says in plain words which keys the file should not have.
+func plainKeys(err error) error {
+	var unused *mapstructure.DecodeError
+	if errors.As(err, &unused) {
+		return fmt.Errorf("%s: %w", strings.ToLower(unused.Name()), unused.Unwrap())
+	}
+	return err
+}
+
+// readSecrets reads the secrets that are kept in files of their own.
+func (c *Config) readSecrets() error {
+	if c.MySQL.DSNFile == "" {
+		return nil
+	}
+	if c.MySQL.DSN != "" {
+		return errors.New("mysql.dsn and mysql.dsn_file exclude each other")
+	}
+	text, err := os.ReadFile(c.MySQL.DSNFile)
+	if err != nil {
+		return fmt.Errorf("mysql.dsn_file: %w", err)
+	}
+	c.MySQL.DSN = strings.TrimSpace(string(text))
+	return nil
+}
+
+// check validates values and the relations between them. It names every faulty key.
+func (c *Config) check() error {
+	var errs []error
+	fault := func(key, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s %s", key, fmt.Sprintf(format, args...)))
+	}
+	if err := loopbackOnly(c.Listen); err != nil {
+		fault("listen", "%v", err)
+	}
+	if _, err := logLevel(c.Log.Level); err != nil {
+		fault("log.level", "must be debug, info, warn or error")
+	}
+	if c.Log.Format != "text" && c.Log.Format != "json" {
+		fault("log.format", "must be text or json")
+	}
+	if c.MySQL.Connections < 4 {
+		fault("mysql.connections", "must be at least 4")
+	}
+	for key, value := range map[string]time.Duration{
+		"queue.lease": c.Queue.Lease, "queue.send_timeout": c.Queue.SendTimeout, "queue.settle_budget": c.Queue.SettleBudget,
+		"idempotency.ttl": c.Idempotency.TTL, "shutdown.grace": c.Shutdown.Grace,
+	} {
+		if value <= 0 {
+			fault(key, "must be longer than nothing")
+		}
+	}
+	if c.Queue.Lease <= c.Queue.SendTimeout+c.Queue.SettleBudget {
+		fault("queue.lease", "(%v) must be longer than queue.send_timeout (%v) and queue.settle_budget (%v) together, or tasks are sent twice",
+			c.Queue.Lease, c.Queue.SendTimeout, c.Queue.SettleBudget)
+	}
+	for name, channel := range c.Channels {
+		c.checkChannel(name, channel, fault)
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+func (c *Config) checkChannel(name string, channel ChannelConfig, fault func(key, format string, args ...any)) {
+	ch, err := msg.ParseChannel(name)
+	if err != nil {
+		fault("channels."+name, "is no channel; there are %v", msg.Channels)
+		return
+	}
+	if channel.Slots < 0 {
+		fault("channels."+name+".slots", "must not be negative")
+	}
+	if len(channel.Providers) > 1 {
+		fault("channels."+name+".providers", "must name one provider")
+	}
+	for _, p := range channel.Providers {
+		settings, ok := c.Providers[p]
+		if !ok {
+			fault("channels."+name+".providers", "names %q, which is not under providers", p)
+			continue
+		}
+		kind, _ := settings["type"].(string)
+		if kind != "" && slices.Contains(sender.Types(), kind) && !sender.Serves(kind, ch) {
+			fault("channels."+name+".providers", "names %q, whose type %s does not serve this channel", p, kind)
+		}
+	}
+}
+
+// loopbackOnly refuses an address that others could reach: callers have no keys yet.
+func loopbackOnly(listen string) error {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return fmt.Errorf("must be host:port, such as 127.0.0.1:8080")
+	}
+	if ip := net.ParseIP(host); host == "localhost" || (ip != nil && ip.IsLoopback()) {
+		return nil
+	}
+	return fmt.Errorf("%q would let others in, and there are no keys for callers yet: only a loopback address such as 127.0.0.1:8080 is taken", listen)
+}
+
+func logLevel(name string) (level slog.Level, err error) {
+	err = level.UnmarshalText([]byte(name))
+	return level, err
+}

@@ -1,0 +1,149 @@
+// Package queue is the engine: a pump for each channel claims due tasks, workers send them, the pure function decide turns
+// a provider's verdict into an outcome, and the settler writes outcomes in batches. The scout looks after everything that
+// no pump knows of: tasks of other processes, leases that ran out, waits that are over.
+package queue
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"tidings/internal/msg"
+	"tidings/internal/policy"
+	"tidings/sender"
+	"tidings/store"
+)
+
+// Config is what an engine works with. Durations of zero mean the defaults named.
+type Config struct {
+	Store        *store.Store
+	Channels     []Channel
+	Policies     *policy.Set
+	Weights      [len(msg.Lanes)]int // the lanes' shares of a channel's slots; default 70, 20, 10
+	SendTimeout  time.Duration       // for one attempt; default 30 s
+	SettleBudget time.Duration       // what settling may take before the lease ends; default 10 s
+	Survey       time.Duration       // the scout's period; default 1 s
+	Log          *slog.Logger
+}
+
+// Channel is a channel and how it is served.
+type Channel struct {
+	Channel      msg.Channel
+	ProviderName string
+	Provider     sender.Provider
+	Slots        int // sends at the same time; default 100
+}
+
+// heldBytes bounds the content that claimed tasks keep in memory. A claim may exceed it by what one look returns.
+const heldBytes = 64 << 20
+
+// Engine moves tasks from the queue tables to their ends. Make it with New, run it with Start, end it with Stop.
+type Engine struct {
+	cfg     Config
+	log     *slog.Logger
+	store   *store.Store
+	pumps   map[msg.Channel]*pump
+	settler *settler
+	held    atomic.Int64 // bytes of claimed tasks that are not settled
+
+	claims      context.Context // ends when no more tasks may be taken or started
+	stopClaims  context.CancelFunc
+	sends       context.Context // ends when running attempts are to be given up
+	stopSends   context.CancelFunc
+	loops       sync.WaitGroup
+	workers     sync.WaitGroup
+	databaseOut atomic.Bool // a statement has failed for want of the database since the scout last looked
+}
+
+// New checks a configuration and returns an engine at rest.
+func New(cfg Config) (*Engine, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Weights == [len(msg.Lanes)]int{} {
+		cfg.Weights = [...]int{70, 20, 10}
+	}
+	if cfg.SendTimeout == 0 {
+		cfg.SendTimeout = 30 * time.Second
+	}
+	if cfg.SettleBudget == 0 {
+		cfg.SettleBudget = 10 * time.Second
+	}
+	if cfg.Survey == 0 {
+		cfg.Survey = time.Second
+	}
+	if lease := cfg.Store.Lease(); lease <= cfg.SendTimeout+cfg.SettleBudget {
+		return nil, fmt.Errorf("queue.lease (%v) must be longer than queue.send_timeout (%v) and queue.settle_budget (%v) together, "+
+			"or tasks are sent twice", lease, cfg.SendTimeout, cfg.SettleBudget)
+	}
+	e := &Engine{cfg: cfg, log: cfg.Log, store: cfg.Store, pumps: map[msg.Channel]*pump{}}
+	e.claims, e.stopClaims = context.WithCancel(context.Background())
+	e.sends, e.stopSends = context.WithCancel(context.Background())
+	e.settler = newSettler(e)
+	for _, c := range cfg.Channels {
+		if c.Slots == 0 {
+			c.Slots = 100
+		}
+		e.pumps[c.Channel] = newPump(e, c)
+	}
+	return e, nil
+}
+
+// Start begins to claim and send.
+func (e *Engine) Start() {
+	for _, p := range e.pumps {
+		e.loops.Go(func() { p.run(e.claims) })
+	}
+	e.loops.Go(func() { e.scout(e.claims) })
+	e.loops.Go(func() { e.upkeep(e.claims) })
+}
+
+// Wake tells that a lane may have tasks of a channel that are due. It never blocks.
+func (e *Engine) Wake(lane msg.Lane, channel msg.Channel) {
+	if p := e.pumps[channel]; p != nil {
+		p.lookAt(lane, time.Now())
+	}
+}
+
+// Stop ends the engine in the direction in which data flows: nothing more is claimed, running attempts get until ctx ends
+// and are cancelled then, tasks that were not begun go back, and every outcome is written. It returns when all of that is
+// done; nothing is left behind but what the database did not take.
+func (e *Engine) Stop(ctx context.Context) {
+	e.stopClaims()
+	e.loops.Wait()
+	sent := make(chan struct{})
+	go func() { e.workers.Wait(); close(sent) }()
+	select {
+	case <-sent:
+	case <-ctx.Done():
+		e.log.Warn("running attempts are given up: the time for stopping is over")
+		e.stopSends()
+		<-sent
+	}
+	e.settler.close(e.cfg.SettleBudget)
+	e.stopSends()
+}
+
+// upkeep does what is due now and then, whoever does it: partitions ahead, keys forgotten.
+func (e *Engine) upkeep(ctx context.Context) {
+	every := time.NewTicker(10 * time.Minute)
+	defer every.Stop()
+	for {
+		if err := e.store.EnsurePartitions(ctx); err != nil && ctx.Err() == nil {
+			e.log.Error("cannot make the coming days' partitions", "err", err)
+		}
+		if n, err := e.store.PurgeKeys(ctx); err != nil && ctx.Err() == nil {
+			e.log.Warn("cannot forget old keys", "err", err)
+		} else if n > 0 {
+			e.log.Debug("forgot old keys", "keys", n)
+		}
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

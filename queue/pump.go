@@ -1,0 +1,256 @@
+package queue
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"tidings/internal/msg"
+	"tidings/store"
+)
+
+// pump feeds one channel's workers. It claims no more than its free slots can start at once, so nothing waits in memory
+// behind a slow send, and a crash strands little. One goroutine runs it and owns free and credit.
+type pump struct {
+	engine   *Engine
+	channel  Channel
+	finished chan struct{} // one for every slot that becomes free
+	wake     chan struct{}
+
+	free      int
+	credit    [len(msg.Lanes)]int
+	rowBytes  int // size of the biggest row claimed last, to keep claims of big ones small
+	lastClaim time.Time
+
+	mu   sync.Mutex
+	look [len(msg.Lanes)]time.Time     // when each lane is to be looked at next; far ahead: when somebody says so
+	wait [len(msg.Lanes)]time.Duration // before the next look at a lane that had less than was asked for
+}
+
+const (
+	claimRows  = 500
+	claimBytes = 8 << 20
+	firstWait  = 10 * time.Millisecond // after a claim that emptied the lane; doubled at each that finds nothing
+	lastWait   = 640 * time.Millisecond
+	// gatherWait is how long a pump whose slots are mostly busy lets free ones gather, so that it claims several rows at once.
+	gatherWait = 5 * time.Millisecond
+	errorWait  = 250 * time.Millisecond
+)
+
+var never = time.Now().Add(100 * 365 * 24 * time.Hour)
+
+func newPump(e *Engine, c Channel) *pump {
+	p := &pump{engine: e, channel: c, finished: make(chan struct{}, c.Slots), wake: make(chan struct{}, 1), free: c.Slots}
+	for i := range p.look {
+		p.look[i] = never
+		p.wait[i] = firstWait
+	}
+	return p
+}
+
+// lookAt asks for a look at a lane at an instant, or earlier. Any goroutine may call it.
+func (p *pump) lookAt(lane msg.Lane, when time.Time) {
+	p.mu.Lock()
+	earlier := when.Before(p.look[lane])
+	if earlier {
+		p.look[lane] = when
+	}
+	p.mu.Unlock()
+	if earlier {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (p *pump) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		timer.Reset(p.idle())
+		select {
+		case <-p.finished:
+			p.free++
+			continue
+		case <-p.wake:
+			continue
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		if p.engine.held.Load() <= heldBytes {
+			p.pass(ctx, p.takeDue())
+		}
+	}
+}
+
+// idle is how long there is nothing to do: until the next look, and not before a slot is free.
+func (p *pump) idle() time.Duration {
+	p.collect()
+	if p.free == 0 {
+		return time.Hour // a slot that becomes free ends it
+	}
+	if p.engine.held.Load() > heldBytes {
+		return gatherWait
+	}
+	p.mu.Lock()
+	next := never
+	for _, when := range p.look {
+		if when.Before(next) {
+			next = when
+		}
+	}
+	p.mu.Unlock()
+	wait := time.Until(next)
+	if p.free < (p.channel.Slots+3)/4 {
+		wait = max(wait, time.Until(p.lastClaim.Add(gatherWait)))
+	}
+	return max(wait, 0)
+}
+
+func (p *pump) collect() {
+	for {
+		select {
+		case <-p.finished:
+			p.free++
+		default:
+			return
+		}
+	}
+}
+
+// takeDue tells which lanes are due for a look. Their next look is cleared before it happens, so that a wake-up during
+// the look is not lost.
+func (p *pump) takeDue() (hungry [len(msg.Lanes)]bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	for lane, when := range p.look {
+		if !when.After(now) {
+			hungry[lane] = true
+			p.look[lane] = never
+		}
+	}
+	return hungry
+}
+
+// pass claims for the hungry lanes until all are fed or all slots are taken. What one lane leaves of its share goes to
+// the others.
+func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
+	p.lastClaim = time.Now()
+	budget := p.budget()
+	for budget > 0 && hungry != [len(msg.Lanes)]bool{} {
+		for lane, share := range split(budget, p.engine.cfg.Weights, hungry, &p.credit) {
+			if share == 0 {
+				continue
+			}
+			got, err := p.claim(ctx, msg.Lane(lane), share)
+			budget -= got
+			if err != nil {
+				hungry[lane] = false
+				p.lookAt(msg.Lane(lane), time.Now().Add(errorWait))
+			} else if got < share {
+				hungry[lane] = false
+				p.lookAt(msg.Lane(lane), time.Now().Add(p.pause(msg.Lane(lane), got)))
+			}
+		}
+	}
+	for lane, still := range hungry {
+		if still {
+			p.lookAt(msg.Lane(lane), time.Now())
+		}
+	}
+}
+
+// budget is how many rows may be claimed now.
+func (p *pump) budget() int {
+	budget := min(p.free, claimRows)
+	if p.rowBytes > 0 {
+		budget = min(budget, max(1, claimBytes/p.rowBytes))
+	}
+	return budget
+}
+
+// pause is how long to leave a lane alone after a claim that found less than was asked for. Another process may have put
+// more there; after a few looks in vain it is left to the scout.
+func (p *pump) pause(lane msg.Lane, got int) time.Duration {
+	if got > 0 {
+		p.wait[lane] = firstWait
+	}
+	wait := p.wait[lane]
+	if wait > lastWait {
+		return time.Until(never)
+	}
+	p.wait[lane] = 2 * wait
+	return wait
+}
+
+// claim takes tasks of a lane and starts a worker for each.
+func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, err error) {
+	e := p.engine
+	// A claim that has begun is carried through: rows of ours that nobody knows of would be taken for lost ones.
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.store.Lease())
+	defer cancel()
+	tasks, recorded, err := e.store.Claim(call, lane, p.channel.Channel, limit)
+	if err != nil {
+		e.note(err)
+		e.log.Warn("cannot claim", "channel", p.channel.Channel, "lane", lane, "err", err)
+		return 0, err
+	}
+	e.hold(tasks)
+	e.hold(recorded)
+	if len(tasks) > 0 {
+		p.rowBytes = taskBytes(&tasks[0])
+		for i := range tasks {
+			p.rowBytes = max(p.rowBytes, taskBytes(&tasks[i]))
+		}
+	}
+	for i := range recorded {
+		e.log.Warn("dropped a task that has a record already", "msg_id", recorded[i].MsgID, "channel", p.channel.Channel)
+		e.finish(store.Outcome{Task: recorded[i], AlreadyRecorded: true})
+	}
+	p.free -= len(tasks)
+	for i := range tasks {
+		e.workers.Go(func() {
+			p.work(&tasks[i])
+			p.finished <- struct{}{} // has room for every slot
+		})
+	}
+	return len(tasks) + len(recorded), nil
+}
+
+// split divides n slots among the hungry lanes by weight. credit carries what rounding left over from one call to the
+// next, so that even one slot at a time comes out in the weights' proportion and no lane starves.
+func split(n int, weights [len(msg.Lanes)]int, hungry [len(msg.Lanes)]bool, credit *[len(msg.Lanes)]int) (shares [len(msg.Lanes)]int) {
+	total := 0
+	for lane := range weights {
+		if hungry[lane] {
+			total += weights[lane]
+		} else {
+			credit[lane] = 0 // a lane without work saves nothing up
+		}
+	}
+	if total == 0 {
+		return shares
+	}
+	left := n
+	for lane := range weights {
+		if hungry[lane] {
+			shares[lane] = n * weights[lane] / total
+			credit[lane] += n * weights[lane] % total
+			left -= shares[lane]
+		}
+	}
+	for ; left > 0; left-- {
+		best := -1
+		for lane := range weights {
+			if hungry[lane] && (best < 0 || credit[lane] > credit[best]) {
+				best = lane
+			}
+		}
+		shares[best]++
+		credit[best] -= total
+	}
+	return shares
+}

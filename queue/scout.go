@@ -1,0 +1,88 @@
+package queue
+
+import (
+	"context"
+	"time"
+
+	"tidings/internal/msg"
+	"tidings/store"
+)
+
+// scout looks at all lanes by one statement a second, and wakes the pumps for what they do not know of. It also recovers
+// tasks whose lease or wait has ended, but not while owners of such tasks may still hold outcomes that they could not write:
+// for one lease after the database was away, or was started.
+func (e *Engine) scout(ctx context.Context) {
+	every := time.NewTicker(e.cfg.Survey)
+	defer every.Stop()
+	lease := e.store.Lease()
+	recoverFrom, uptimeKnown := time.Now().Add(lease), false
+	for {
+		if !uptimeKnown {
+			if up, err := e.store.Uptime(ctx); err == nil {
+				recoverFrom, uptimeKnown = time.Now().Add(max(0, lease-up)), true
+			}
+		}
+		answered := e.survey(ctx, !time.Now().Before(recoverFrom))
+		if e.databaseOut.Swap(false) || !answered {
+			recoverFrom = time.Now().Add(lease)
+		}
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// survey reads what waits and acts on it. It tells whether the database answered.
+func (e *Engine) survey(ctx context.Context, mayRecover bool) bool {
+	call, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	waiting, err := e.store.Survey(call)
+	if err != nil {
+		if ctx.Err() == nil {
+			e.log.Warn("cannot look at the queue", "err", err)
+		}
+		return false
+	}
+	now := e.store.Now()
+	for _, w := range waiting {
+		p := e.pumps[w.Channel]
+		if p == nil {
+			continue // nobody here serves the channel: another node may
+		}
+		switch {
+		case w.Status == msg.Ready:
+			p.lookAt(w.Lane, e.localTime(w.Next))
+		case mayRecover && !w.Next.After(now):
+			e.recover(call, p, w)
+		}
+	}
+	return true
+}
+
+// recover takes tasks over from whoever held them, or waited for word of them, and decides what becomes of them.
+func (e *Engine) recover(ctx context.Context, p *pump, w store.Waiting) {
+	for {
+		tasks, err := e.store.Recover(ctx, w.Lane, w.Channel, w.Status, claimRows)
+		if err != nil {
+			e.log.Warn("cannot recover tasks", "channel", w.Channel, "lane", w.Lane, "err", err)
+			return
+		}
+		e.hold(tasks)
+		for i := range tasks {
+			t := &tasks[i]
+			r := result{Provider: p.channel.ProviderName, Traits: p.channel.Provider.Traits()}
+			r.Text = "the process that was sending it ended or stood still: nobody knows whether it was sent"
+			if w.Status == msg.Unknown {
+				r.Text = t.LastError
+			}
+			o := decide(t, r, e.cfg.Policies.For(t.Category, t.Channel), e.store.Now())
+			e.log.Warn("recovered a task", "msg_id", t.MsgID, "channel", t.Channel, "attempt", t.Attempt, "from", w.Status, "state", o.State)
+			e.finish(o)
+		}
+		if len(tasks) < claimRows {
+			return
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package queue
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"tidings/internal/msg"
+	"tidings/sender"
+	"tidings/store"
+)
+
+// work makes one attempt at a task and hands the outcome to the settler.
+func (p *pump) work(t *store.Task) {
+	e := p.engine
+	policy := e.cfg.Policies.For(t.Category, t.Channel)
+	now := e.store.Now()
+	switch {
+	case !now.Before(t.Expire):
+		e.finish(expired(t, now, "the time to send it was over before an attempt was made"))
+		return
+	case e.claims.Err() != nil || time.Until(t.LeaseEnd) < e.cfg.SendTimeout+e.cfg.SettleBudget:
+		// Stopping, or this process stood still so long that the lease may end during the send.
+		e.finish(giveBack(t, now))
+		return
+	}
+	started := time.Now()
+	verdict := p.send(t)
+	r := result{Verdict: verdict, Provider: p.channel.ProviderName, Traits: p.channel.Provider.Traits(), Latency: time.Since(started)}
+	o := decide(t, r, policy, e.store.Now())
+	p.log(t, r, o)
+	e.finish(o)
+}
+
+// send renders the message and asks the provider, within the time that one attempt has.
+func (p *pump) send(t *store.Task) (v sender.Verdict) {
+	m, err := render(t)
+	if err != nil {
+		return sender.Verdict{Kind: sender.Permanent, Text: err.Error()}
+	}
+	ctx, cancel := context.WithTimeout(p.engine.sends, p.engine.cfg.SendTimeout)
+	defer cancel()
+	defer func() {
+		if r := recover(); r != nil { // where it was when it panicked nobody knows
+			p.engine.log.Error("the provider panicked", "msg_id", t.MsgID, "channel", t.Channel, "provider", p.channel.ProviderName,
+				"err", fmt.Sprint(r), "stack", string(debug.Stack()))
+			v = sender.Verdict{Kind: sender.Unknown, Text: "the provider's code failed"}
+		}
+	}()
+	return p.channel.Provider.Send(ctx, m)
+}
+
+func render(t *store.Task) (*sender.Message, error) {
+	var content store.Content
+	if err := json.Unmarshal(t.Content, &content); err != nil {
+		return nil, fmt.Errorf("the content column is not a content object")
+	}
+	return &sender.Message{
+		Key: t.Key(), MsgID: t.MsgID, Channel: t.Channel, Category: t.Category, Receiver: t.Receiver,
+		Subject: content.Subject, Text: content.Text, HTML: content.HTML, Attempt: t.Attempt, Created: t.Created,
+	}, nil
+}
+
+// log says how an attempt ended: one line, quiet while all is well.
+func (p *pump) log(t *store.Task, r result, o store.Outcome) {
+	log := p.engine.log.With("msg_id", t.MsgID, "channel", t.Channel, "attempt", t.Attempt, "provider", r.Provider, "latency", r.Latency.Round(time.Microsecond))
+	switch {
+	case o.State == msg.Success:
+		log.Debug("sent")
+	case o.State == msg.Dead:
+		log.Error("not sent: a dead letter", "outcome", r.Kind, "code", r.Code, "err", r.Text)
+	case o.State == msg.Ready || o.State == msg.Unknown:
+		log.Warn("not sent: again later", "outcome", r.Kind, "code", r.Code, "err", r.Text, "next", o.Next)
+	default:
+		log.Warn("not sent", "outcome", r.Kind, "code", r.Code, "err", r.Text, "state", o.State)
+	}
+}

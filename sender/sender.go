@@ -1,0 +1,127 @@
+// Package sender holds the channels' providers: one interface, one file a provider. A provider sends one message and says
+// what came of it; when to try again is not its business.
+package sender
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+
+	"tidings/internal/msg"
+)
+
+// Message is what a provider is to send: rendered, for one receiver.
+type Message struct {
+	Key      string // the task's key: the same on every attempt, for providers that recognise a repetition
+	MsgID    uint64
+	Channel  msg.Channel
+	Category msg.Category
+	Receiver string
+	Subject  string
+	Text     string
+	HTML     string
+	Attempt  int
+	Created  time.Time
+}
+
+// Kind is what an attempt's end means.
+type Kind uint8
+
+// The kinds.
+const (
+	Unknown   Kind = iota // the request left and no answer came: perhaps sent
+	Success               // the provider has taken the message over
+	Temporary             // not sent; another attempt may do better
+	Permanent             // not sent, and never will be
+	Busy                  // not sent, and not looked at: the provider asks to come back later
+)
+
+var kindNames = [...]string{"unknown", "success", "temporary", "permanent", "busy"}
+
+// String gives the kind's name, as logs and the attempt log write it.
+func (k Kind) String() string { return kindNames[k] }
+
+// Verdict is a provider's word on an attempt. Code and Text go into tables and logs: they must not repeat addresses,
+// content or secrets.
+type Verdict struct {
+	Kind          Kind
+	ProviderMsgID string        // with Success: the provider's own id, if it gives one
+	Code          string        // the provider's code for the failure
+	Text          string        // what went wrong, in words
+	RetryAfter    time.Duration // with Busy: how long to stay away; 0: no word of it
+}
+
+// Provider sends messages of one channel. Its methods are called from many goroutines at once.
+type Provider interface {
+	// Send makes one attempt and returns before ctx's deadline, or soon after it. It never tries again by itself.
+	Send(ctx context.Context, m *Message) Verdict
+	// Traits tells what may be expected of the provider. It never changes.
+	Traits() Traits
+	// Close lets go of connections. No Send runs then, and none follows.
+	Close() error
+}
+
+// Traits are what the queue needs to know of a provider.
+type Traits struct {
+	// Repeatable: asking again with the same key cannot hurt, because the provider recognises the key or because a
+	// repetition costs nothing.
+	Repeatable bool
+	// Receipts: a later word on an attempt of unknown outcome can be had.
+	Receipts bool
+}
+
+// Settings configure a provider: the keys below providers.<name>, without `type`.
+type Settings map[string]any
+
+// Env is what providers share.
+type Env struct {
+	Name    string // the provider's name in the configuration
+	DataDir string // for providers that keep files
+}
+
+type provider struct {
+	channels []msg.Channel // that it can serve
+	open     func(Env, Settings) (Provider, error)
+}
+
+var types = map[string]provider{
+	"log":  {msg.Channels, openLog},
+	"file": {[]msg.Channel{msg.Email}, openFile},
+}
+
+// Open makes the provider of a type. Unknown types and settings are errors that name them.
+func Open(kind string, env Env, settings Settings) (Provider, error) {
+	t, ok := types[kind]
+	if !ok {
+		return nil, fmt.Errorf("unknown type %q (there are %v)", kind, Types())
+	}
+	return t.open(env, settings)
+}
+
+// Serves tells whether providers of a type can serve a channel.
+func Serves(kind string, c msg.Channel) bool { return slices.Contains(types[kind].channels, c) }
+
+// Types lists the types of providers.
+func Types() []string {
+	var names []string
+	for name := range types {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// decode reads settings into a struct with mapstructure tags.
+func decode(settings Settings, into any) error {
+	decoder, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
+		Result: into, ErrorUnused: true, WeaklyTypedInput: true,
+		DecodeHook: mapstructure.StringToTimeDurationHookFunc(),
+	})
+	if err != nil {
+		return err
+	}
+	return decoder.Decode(map[string]any(settings))
+}

@@ -1,0 +1,96 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	strict "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"tidings/internal/admit"
+)
+
+// decoder reads requests of one type. It refuses what the schema of the API's description does not have, and names every
+// fault at once.
+type decoder struct {
+	registry huma.Registry
+	schema   *huma.Schema
+}
+
+func newDecoder(registry huma.Registry) *decoder {
+	schema := registry.Schema(reflect.TypeFor[admit.Request](), true, "Message")
+	full := registry.SchemaFromRef(schema.Ref)
+	text := &huma.Schema{Type: huma.TypeString}
+	full.Properties["to"].OneOf = []*huma.Schema{text, {Type: huma.TypeObject, AdditionalProperties: text}}
+	full.Properties["expire_time"].OneOf = []*huma.Schema{text, {Type: huma.TypeInteger}}
+	return &decoder{registry: registry, schema: schema}
+}
+
+// decode reads a request. Problems are faults of single fields; the request then holds what could be read.
+func (d *decoder) decode(body []byte) (*admit.Request, []admit.Problem, error) {
+	// This parser refuses repeated names, bytes that are not UTF-8, and half surrogates, where encoding/json would guess.
+	var tree any
+	if err := strict.Unmarshal(body, &tree); err != nil {
+		return nil, nil, badJSON(err)
+	}
+	path := huma.NewPathBuffer(make([]byte, 0, 64), 0)
+	var result huma.ValidateResult
+	huma.Validate(d.registry, d.schema, path, huma.ModeWriteToServer, tree, &result)
+	var problems []admit.Problem
+	for _, err := range result.Errors {
+		problems = append(problems, schemaProblem(err))
+	}
+	var r admit.Request
+	if err := json.Unmarshal(body, &r); err != nil && len(problems) == 0 {
+		return nil, nil, badJSON(err)
+	}
+	return &r, problems, nil
+}
+
+func badJSON(err error) error {
+	p := invalidJSON.problem()
+	var syntax *jsontext.SyntacticError
+	if errors.As(err, &syntax) {
+		p.Detail = fmt.Sprintf("The body is not one valid JSON value: %v, at byte %d.", syntax.Err, syntax.ByteOffset)
+	}
+	return p
+}
+
+func schemaProblem(err error) admit.Problem {
+	var d *huma.ErrorDetail
+	if !errors.As(err, &d) {
+		return admit.Problem{Code: admit.CodeInvalid, Message: "is not what it should be"}
+	}
+	code := admit.CodeInvalid
+	field := d.Location
+	switch {
+	case strings.HasPrefix(d.Message, "expected required property "):
+		code = admit.CodeRequired
+		name := strings.TrimPrefix(d.Message, "expected required property ")
+		name = strings.TrimSuffix(name, " to be present")
+		return admit.Problem{Field: strings.TrimPrefix(field+"."+name, "."), Code: code, Message: "is missing"}
+	case d.Message == "unexpected property":
+		return admit.Problem{Field: field, Code: admit.CodeUnknown, Message: "there is no such field"}
+	}
+	return admit.Problem{Field: field, Code: code, Message: d.Message}
+}
+
+// merge adds the problems that admission found to those of the schema. A field is named once.
+func merge(schema, admission []admit.Problem) []admit.Problem {
+	named := map[string]bool{}
+	for _, p := range schema {
+		named[p.Field] = true
+	}
+	all := schema
+	for _, p := range admission {
+		root, _, _ := strings.Cut(p.Field, "[")
+		if !named[p.Field] && !named[root] {
+			all = append(all, p)
+		}
+	}
+	return all
+}

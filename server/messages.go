@@ -1,0 +1,237 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"mime"
+	"strconv"
+	"time"
+
+	"tidings/internal/admit"
+	"tidings/store"
+)
+
+type sendInput struct {
+	ContentType    string `header:"Content-Type" hidden:"true"`
+	IdempotencyKey string `header:"Idempotency-Key" doc:"Same as request_id in the body."`
+	RawBody        []byte
+}
+
+type sendOutput struct {
+	Status int
+	Body   Sent
+}
+
+// Sent answers an accepted message.
+type Sent struct {
+	MsgID     string     `json:"msg_id" doc:"The message's id."`
+	Status    string     `json:"status,omitempty" doc:"The message's status now."`
+	Duplicate bool       `json:"duplicate,omitempty" doc:"The request_id was known, with the same body: this is the first message."`
+	Tasks     []SentTask `json:"tasks,omitempty" doc:"One task for each channel."`
+}
+
+// SentTask is a task of an accepted message.
+type SentTask struct {
+	Channel string `json:"channel"`
+	Status  string `json:"status"`
+}
+
+// send accepts a message: decode, check, store. The answer follows the commit.
+func (s *Server) send(ctx context.Context, in *sendInput) (*sendOutput, error) {
+	if kind, _, err := mime.ParseMediaType(in.ContentType); err != nil || kind != "application/json" {
+		return nil, wrongType.problem()
+	}
+	r, problems, err := s.decoder.decode(in.RawBody)
+	if err != nil {
+		return nil, err
+	}
+	if key := in.IdempotencyKey; key != "" {
+		if r.RequestID != "" && r.RequestID != key {
+			problems = append(problems, admit.Problem{Field: "request_id", Code: admit.CodeInvalid, Message: "differs from the header Idempotency-Key"})
+		}
+		r.RequestID = key
+	}
+	m, more := s.cfg.Admit.Check(DefaultSource, r)
+	if problems = merge(problems, more); len(problems) > 0 {
+		return nil, faulty(problems)
+	}
+	accepted, err := s.cfg.Store.Enqueue(ctx, m)
+	if err != nil {
+		return nil, s.answer(ctx, err)
+	}
+	s.cfg.Log.Debug("accepted", "request_id", requestID(ctx), "msg_id", accepted.MsgID, "duplicate", accepted.Duplicate)
+	if accepted.Duplicate {
+		return s.sentBefore(ctx, accepted.MsgID)
+	}
+	out := &sendOutput{Status: 202, Body: Sent{MsgID: formatID(accepted.MsgID), Status: "dispatched"}}
+	for _, t := range m.Tasks {
+		out.Body.Tasks = append(out.Body.Tasks, SentTask{Channel: t.Channel.String(), Status: "ready"})
+	}
+	return out, nil
+}
+
+// sentBefore answers a repeated request with the first message as it stands now.
+func (s *Server) sentBefore(ctx context.Context, msgID uint64) (*sendOutput, error) {
+	out := &sendOutput{Status: 200, Body: Sent{MsgID: formatID(msgID), Duplicate: true}}
+	m, err := s.cfg.Store.Message(ctx, msgID)
+	if errors.Is(err, store.ErrNotFound) { // its record is gone with its day; the key outlived it
+		return out, nil
+	}
+	if err != nil {
+		return nil, s.answer(ctx, err)
+	}
+	out.Body.Status = m.Status
+	for _, t := range m.Tasks {
+		out.Body.Tasks = append(out.Body.Tasks, SentTask{Channel: t.Channel.String(), Status: t.Status.String()})
+	}
+	return out, nil
+}
+
+// Message is a message as its caller sees it.
+type Message struct {
+	MsgID      string    `json:"msg_id"`
+	Status     string    `json:"status" enum:"scheduled,dispatched,sending,success,partial,failed,expired,cancelled,skipped" doc:"Derived from the tasks."`
+	SourceID   string    `json:"source_id" doc:"The caller that sent it in."`
+	RequestID  string    `json:"request_id,omitempty"`
+	Category   string    `json:"category"`
+	Priority   string    `json:"priority"`
+	CreateTime time.Time `json:"create_time"`
+	DueTime    time.Time `json:"due_time"`
+	ExpireTime time.Time `json:"expire_time" doc:"Not sent after this instant."`
+	Tasks      []Task    `json:"tasks"`
+	Attempts   []Attempt `json:"attempts,omitempty" doc:"Attempts that did not end in success."`
+}
+
+// Task is a message on one channel.
+type Task struct {
+	Key           string     `json:"key" doc:"The task's name: the idempotency key that the provider gets."`
+	Channel       string     `json:"channel"`
+	Receiver      string     `json:"receiver"`
+	Status        string     `json:"status" enum:"ready,sending,unknown,success,failed,dead,expired,cancelled,skipped"`
+	Attempt       int        `json:"attempt" doc:"Attempts so far."`
+	AttemptLimit  int        `json:"attempt_limit"`
+	NextTime      *time.Time `json:"next_time,omitempty" doc:"ready: not before; sending: end of the lease; unknown: end of the wait."`
+	FinishTime    *time.Time `json:"finish_time,omitempty"`
+	Provider      string     `json:"provider,omitempty" doc:"The provider asked last."`
+	ProviderMsgID string     `json:"provider_msg_id,omitempty"`
+	LatencyMS     int64      `json:"latency_ms,omitempty"`
+	LastError     string     `json:"last_error,omitempty"`
+}
+
+// Attempt is a try that did not end in success.
+type Attempt struct {
+	Channel   string    `json:"channel"`
+	Attempt   int       `json:"attempt"`
+	Outcome   string    `json:"outcome" enum:"temporary,permanent,unknown"`
+	Provider  string    `json:"provider,omitempty"`
+	Code      string    `json:"code,omitempty"`
+	Text      string    `json:"text,omitempty"`
+	LatencyMS int64     `json:"latency_ms"`
+	Time      time.Time `json:"time"`
+}
+
+type messageInput struct {
+	ID   string `path:"id" doc:"The message's id."`
+	Wait string `query:"wait" doc:"Wait up to this long (such as 10s, at most 60s) for the message to end." example:"10s"`
+}
+
+type messageOutput struct{ Body Message }
+
+// message answers for one message, at once or when it has ended.
+func (s *Server) message(ctx context.Context, in *messageInput) (*messageOutput, error) {
+	msgID, err := strconv.ParseUint(in.ID, 10, 64)
+	if err != nil {
+		return nil, notFound.problem()
+	}
+	var wait time.Duration
+	if in.Wait != "" {
+		if wait, err = time.ParseDuration(in.Wait); err != nil || wait < 0 || wait > maxWait {
+			return nil, faulty([]admit.Problem{{Field: "wait", Code: admit.CodeInvalid, Message: "must be a duration up to 60s, such as 10s"}})
+		}
+	}
+	m, err := s.awaitEnd(ctx, msgID, wait)
+	if err != nil {
+		return nil, s.answer(ctx, err)
+	}
+	return &messageOutput{Body: view(m)}, nil
+}
+
+// awaitEnd reads a message again and again, at growing intervals, until it has ended or the wait is over.
+func (s *Server) awaitEnd(ctx context.Context, msgID uint64, wait time.Duration) (*store.MessageView, error) {
+	deadline := time.Now().Add(wait)
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+		m, err := s.cfg.Store.Message(ctx, msgID)
+		if err != nil || ended(m.Status) || !time.Now().Before(deadline) {
+			return m, err
+		}
+		select {
+		case <-time.After(min(pause, time.Until(deadline))):
+		case <-ctx.Done():
+			return m, nil
+		}
+	}
+}
+
+func ended(status string) bool {
+	return status != "scheduled" && status != "dispatched" && status != "sending"
+}
+
+type findInput struct {
+	RequestID string `query:"request_id" required:"true" minLength:"1" doc:"The caller's key for the message."`
+}
+
+type findOutput struct {
+	Body struct {
+		Data []Message `json:"data"`
+	}
+}
+
+// find answers for the message of a request id: a list of one, or of none.
+func (s *Server) find(ctx context.Context, in *findInput) (*findOutput, error) {
+	var out findOutput
+	out.Body.Data = []Message{}
+	msgID, err := s.cfg.Store.MessageByRequest(ctx, DefaultSource, in.RequestID)
+	if err == nil {
+		var m *store.MessageView
+		if m, err = s.cfg.Store.Message(ctx, msgID); err == nil {
+			out.Body.Data = append(out.Body.Data, view(m))
+		}
+	}
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return nil, s.answer(ctx, err)
+	}
+	return &out, nil
+}
+
+func view(m *store.MessageView) Message {
+	first := &m.Tasks[0]
+	out := Message{
+		MsgID: formatID(m.MsgID), Status: m.Status, SourceID: first.SourceID, RequestID: first.RequestID,
+		Category: first.Category.String(), Priority: first.Lane.String(),
+		CreateTime: first.Created, DueTime: first.Due, ExpireTime: first.Expire,
+	}
+	for i := range m.Tasks {
+		t := &m.Tasks[i]
+		task := Task{
+			Key: t.Key(), Channel: t.Channel.String(), Receiver: t.Receiver, Status: t.Status.String(), Attempt: t.Attempt, AttemptLimit: t.AttemptLimit,
+			Provider: t.Provider, ProviderMsgID: t.ProviderMsgID, LatencyMS: t.Latency.Milliseconds(), LastError: t.LastError,
+		}
+		switch {
+		case !t.Finished.IsZero():
+			task.FinishTime = &t.Finished
+		case t.Status.Queued():
+			task.NextTime = &t.Next
+		}
+		out.Tasks = append(out.Tasks, task)
+	}
+	for _, a := range m.Attempts {
+		out.Attempts = append(out.Attempts, Attempt{
+			Channel: a.Channel.String(), Attempt: a.Attempt, Outcome: a.Outcome, Provider: a.Provider, Code: a.Code, Text: a.Text,
+			LatencyMS: a.Latency, Time: a.Time,
+		})
+	}
+	return out
+}
+
+// formatID writes an id as text: JavaScript's numbers end at 2^53.
+func formatID(id uint64) string { return strconv.FormatUint(id, 10) }

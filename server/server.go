@@ -1,0 +1,146 @@
+// Package server is HTTP in: routes, decoding, answers. It knows no SQL and no channel; what a request means is admit's
+// business, and what becomes of it is the store's.
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humachi"
+	"github.com/go-chi/chi/v5"
+
+	"tidings/internal/admit"
+	"tidings/store"
+)
+
+// Config is what a server works with.
+type Config struct {
+	Store   *store.Store
+	Admit   *admit.Admitter
+	Version string
+	Log     *slog.Logger
+}
+
+// Server answers HTTP requests. It is an http.Handler, safe for concurrent use.
+type Server struct {
+	cfg     Config
+	handler http.Handler
+	decoder *decoder
+}
+
+// Limits of the listener and of requests.
+const (
+	maxBody       = 1 << 20
+	readHeader    = 10 * time.Second
+	bodyTimeLimit = 30 * time.Second
+	maxWait       = 60 * time.Second
+	writeTime     = maxWait + 30*time.Second
+	idleTime      = 2 * time.Minute
+	maxHeader     = 32 << 10
+)
+
+// DefaultSource is the caller that every request comes from while no sources are registered.
+const DefaultSource = "default"
+
+// New makes a server.
+func New(cfg Config) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{cfg: cfg}
+	router := chi.NewMux()
+	router.Use(s.observe, sameOrigin)
+	router.NotFound(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, notFound) })
+	router.MethodNotAllowed(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, wrongMethod) })
+	s.routes(humachi.New(router, s.apiConfig()))
+	s.handler = router
+	return s
+}
+
+// ServeHTTP answers a request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
+
+// Listener is an http.Server around the handler, with limits for slow and oversized requests.
+func (s *Server) Listener() *http.Server {
+	return &http.Server{
+		Handler: s, ReadHeaderTimeout: readHeader, WriteTimeout: writeTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader,
+		ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
+	}
+}
+
+func (s *Server) routes(api huma.API) {
+	s.decoder = newDecoder(api.OpenAPI().Components.Schemas)
+	huma.Register(api, huma.Operation{
+		OperationID: "send-message", Method: http.MethodPost, Path: "/api/messages", Summary: "Send a message",
+		Description: "Accepts a message. 202 says that it is stored and will be sent; 200 that it was known already.",
+		Tags:        []string{"messages"}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: maxBody + 1, BodyReadTimeout: bodyTimeLimit,
+		RequestBody: &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: s.decoder.schema}}},
+	}, s.send)
+	huma.Register(api, huma.Operation{
+		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{id}", Summary: "Ask for a message",
+		Tags: []string{"messages"},
+	}, s.message)
+	huma.Register(api, huma.Operation{
+		OperationID: "find-messages", Method: http.MethodGet, Path: "/api/messages", Summary: "Find the message of a request_id",
+		Tags: []string{"messages"},
+	}, s.find)
+	huma.Register(api, huma.Operation{
+		OperationID: "live", Method: http.MethodGet, Path: "/livez", Summary: "Is the process alive?", Tags: []string{"health"},
+	}, s.live)
+	huma.Register(api, huma.Operation{
+		OperationID: "ready", Method: http.MethodGet, Path: "/readyz", Summary: "Can it accept messages?", Tags: []string{"health"},
+	}, s.ready)
+}
+
+// apiConfig is huma's configuration without its documentation page, which loads code from elsewhere, and without the links
+// that it would add to every answer.
+func (s *Server) apiConfig() huma.Config {
+	return huma.Config{
+		OpenAPI: &huma.OpenAPI{
+			OpenAPI:    "3.1.0",
+			Info:       &huma.Info{Title: "Tidings", Version: s.cfg.Version, Description: "A message centre on MySQL."},
+			Components: &huma.Components{Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)},
+		},
+		OpenAPIPath:                  "/openapi",
+		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat},
+		DefaultFormat:                "application/json",
+		RejectUnknownQueryParameters: true,
+	}
+}
+
+var jsonFormat = huma.Format{
+	Marshal: func(w io.Writer, v any) error {
+		enc := json.NewEncoder(w)
+		enc.SetEscapeHTML(false)
+		return enc.Encode(v)
+	},
+	Unmarshal: json.Unmarshal,
+}
+
+type health struct {
+	Body struct {
+		Status string `json:"status" doc:"ok, or what is missing."`
+	}
+}
+
+func (s *Server) live(context.Context, *struct{}) (*health, error) {
+	var h health
+	h.Body.Status = "ok"
+	return &h, nil
+}
+
+func (s *Server) ready(ctx context.Context, _ *struct{}) (*health, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if err := s.cfg.Store.Ping(ctx); err != nil {
+		return nil, unavailable.problem()
+	}
+	var h health
+	h.Body.Status = "ok"
+	return &h, nil
+}
