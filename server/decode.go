@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/validation"
 	strict "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -42,7 +43,10 @@ func (d *decoder) decode(body []byte) (*admit.Request, []admit.Problem, error) {
 	huma.Validate(d.registry, d.schema, path, huma.ModeWriteToServer, tree, &result)
 	var problems []admit.Problem
 	for _, err := range result.Errors {
-		problems = append(problems, schemaProblem(err))
+		// Fields of several shapes are left to admission, which says better what they may be.
+		if p := schemaProblem(err); p.Field != "to" && p.Field != "expire_time" {
+			problems = append(problems, p)
+		}
 	}
 	var r admit.Request
 	if err := json.Unmarshal(body, &r); err != nil && len(problems) == 0 {
@@ -65,18 +69,15 @@ func schemaProblem(err error) admit.Problem {
 	if !errors.As(err, &d) {
 		return admit.Problem{Code: admit.CodeInvalid, Message: "is not what it should be"}
 	}
-	code := admit.CodeInvalid
-	field := d.Location
-	switch {
-	case strings.HasPrefix(d.Message, "expected required property "):
-		code = admit.CodeRequired
-		name := strings.TrimPrefix(d.Message, "expected required property ")
+	p := admit.Problem{Field: d.Location, Code: admit.CodeInvalid, Message: d.Message}
+	if name, ok := strings.CutPrefix(d.Message, "expected required property "); ok {
 		name = strings.TrimSuffix(name, " to be present")
-		return admit.Problem{Field: strings.TrimPrefix(field+"."+name, "."), Code: code, Message: "is missing"}
-	case d.Message == "unexpected property":
-		return admit.Problem{Field: field, Code: admit.CodeUnknown, Message: "there is no such field"}
+		p = admit.Problem{Field: strings.TrimPrefix(d.Location+"."+name, "."), Code: admit.CodeRequired, Message: "is missing"}
 	}
-	return admit.Problem{Field: field, Code: code, Message: d.Message}
+	if d.Message == validation.MsgUnexpectedProperty {
+		p.Code, p.Message = admit.CodeUnknown, "there is no such field"
+	}
+	return p
 }
 
 // merge adds the problems that admission found to those of the schema. A field is named once.

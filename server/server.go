@@ -79,7 +79,8 @@ func (s *Server) routes(api huma.API) {
 		OperationID: "send-message", Method: http.MethodPost, Path: "/api/messages", Summary: "Send a message",
 		Description: "Accepts a message. 202 says that it is stored and will be sent; 200 that it was known already.",
 		Tags:        []string{"messages"}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: maxBody + 1, BodyReadTimeout: bodyTimeLimit,
-		RequestBody: &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: s.decoder.schema}}},
+		SkipValidateBody: true, // send does it, to name faults of the schema and of admission together
+		RequestBody:      &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: s.decoder.schema}}},
 	}, s.send)
 	huma.Register(api, huma.Operation{
 		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{id}", Summary: "Ask for a message",

@@ -59,10 +59,14 @@ const (
 	Blocked                    // somebody holds the row's lock: settle it again later
 )
 
+// No statement waits for a row that is none of its business. On a small table the optimizer would rather walk all of it than
+// look keys up, FORCE INDEX or not, and a DELETE locks what it walks over. So the walk is left to an inner SELECT that skips
+// locked rows, and the DELETE reaches its rows by joining from there.
 const (
-	sqlLockOwned = "SELECT /* tidings:settle-lock */ msg_id, channel, owner FROM %s WHERE %s FOR UPDATE SKIP LOCKED"
-	sqlPeekOwned = "SELECT /* tidings:settle-peek */ msg_id, channel, owner FROM %s WHERE %s"
-	sqlDelete    = "DELETE /* tidings:settle-delete */ FROM %s WHERE %s"
+	sqlLockOwned = "SELECT /* tidings:settle-lock */ msg_id, channel, owner FROM %s FORCE INDEX (PRIMARY) WHERE %s FOR UPDATE SKIP LOCKED"
+	sqlPeekOwned = "SELECT /* tidings:settle-peek */ msg_id, channel, owner FROM %s FORCE INDEX (PRIMARY) WHERE %s"
+	sqlDelete    = "DELETE /* tidings:settle-delete */ task FROM (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY) WHERE %[2]s LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine " +
+		"STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel"
 	sqlRecord    = "INSERT /* tidings:settle-record */ INTO t_msg_record (" + taskColumns + ", modify_time, finish_time, provider_msg_id, latency_ms) VALUES "
 	sqlDead      = "INSERT /* tidings:settle-dead */ INTO t_msg_dead (" + taskColumns + ", modify_time) VALUES "
 	sqlAttempts  = "INSERT /* tidings:settle-attempts */ INTO t_msg_attempt (msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time) VALUES "
@@ -242,7 +246,7 @@ func deleteRows(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outc
 	if len(own) == 0 {
 		return nil
 	}
-	res, err := tx.ExecContext(ctx, fmt.Sprintf(sqlDelete, queueTable(lane), whereKeys(outcomes, own)))
+	res, err := tx.ExecContext(ctx, fmt.Sprintf(sqlDelete, queueTable(lane), whereKeys(outcomes, own), len(own)))
 	return changed(res, err, len(own))
 }
 

@@ -1,0 +1,59 @@
+# Every target sets itself up: what is missing on the machine is installed with apt-get (as root, or with sudo).
+
+VERSION ?= $(shell cat VERSION)
+COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+TOOL    := go tool -modfile=tools/go.mod
+SUDO    := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+export PATH := $(PATH):/usr/sbin:/usr/local/go/bin
+
+# Seconds that each fuzz target runs.
+FUZZTIME ?= 10s
+
+.PHONY: run build test lint fuzz bench setup-db setup-race clean
+
+## run: serve with a private database and files below ./data
+run: build setup-db
+	./bin/tidings serve
+
+## build: one static binary, bin/tidings
+build: setup-go
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/tidings .
+
+## test: all tests, against a real database, with the race detector
+test: setup-go setup-db setup-race
+	go vet ./...
+	go test -race -timeout 15m ./...
+
+## lint: formatting, vet, staticcheck
+lint: setup-go
+	@out=$$($(TOOL) gofumpt -l .); [ -z "$$out" ] || { echo "not formatted with gofumpt:"; echo "$$out"; exit 1; }
+	go vet ./...
+	$(TOOL) staticcheck ./...
+
+## fuzz: every fuzz target for FUZZTIME
+fuzz: setup-go
+	go test ./server -run '^$$' -fuzz FuzzDecode -fuzztime $(FUZZTIME)
+	go test ./sender -run '^$$' -fuzz FuzzHeader -fuzztime $(FUZZTIME)
+
+## bench: measure this machine; see docs/benchmarks.md
+bench: build setup-db
+	./bin/tidings bench
+
+.PHONY: setup-go
+setup-go:
+	@command -v go >/dev/null || { echo "Go is missing: install 1.26 or later from https://go.dev/dl/"; exit 1; }
+
+setup-db:
+	@command -v mariadbd >/dev/null || command -v mysqld >/dev/null || { \
+		echo "installing mariadb-server-core and mariadb-client-core"; \
+		$(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends mariadb-server-core mariadb-client-core; }
+
+# The race detector needs a C compiler.
+setup-race:
+	@command -v gcc >/dev/null || { \
+		echo "installing gcc"; \
+		$(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends gcc libc6-dev; }
+
+clean:
+	rm -rf bin bench/out

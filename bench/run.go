@@ -1,0 +1,203 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"tidings/internal/admit"
+	"tidings/internal/msg"
+	"tidings/sender"
+	"tidings/server"
+	"tidings/store"
+)
+
+// sink is a provider that takes everything at once and counts.
+type sink struct {
+	sent atomic.Int64
+	want int64
+	all  chan struct{}
+}
+
+func (s *sink) Send(context.Context, *sender.Message) sender.Verdict {
+	if s.sent.Add(1) == s.want {
+		close(s.all)
+	}
+	return sender.Verdict{Kind: sender.Success}
+}
+
+func (s *sink) Traits() sender.Traits { return sender.Traits{Repeatable: true} }
+
+func (s *sink) Close() error { return nil }
+
+const body = `{"channels":["log"],"to":"+8613800000000","subject":"Your order","text":"Your order 20261130-000042 has left our warehouse and will arrive tomorrow between 9 and 12."}`
+
+// post sends single messages by HTTP over a number of connections.
+func (r *rig) post(ctx context.Context, n, connections int) (Result, error) {
+	if err := r.start(n); err != nil {
+		return Result{}, err
+	}
+	api := server.New(server.Config{
+		Store: r.store, Version: "bench", Log: r.log,
+		Admit: &admit.Admitter{Policies: r.policies, Configured: func(c msg.Channel) bool { return c == msg.Log }, Now: r.store.Now},
+	})
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return Result{}, err
+	}
+	httpServer := api.Listener()
+	go httpServer.Serve(listener)
+	defer httpServer.Close()
+	latencies := make([]time.Duration, n)
+	started := time.Now()
+	err = parallel(connections, n, func(from, to int) error { return postAll(listener.Addr().String(), latencies[from:to]) })
+	took := time.Since(started)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := r.finish(ctx, n); err != nil {
+		return Result{}, err
+	}
+	slices.Sort(latencies)
+	result := Result{Messages: n, Seconds: took.Seconds(), PerSecond: float64(n) / took.Seconds(), P50: latencies[n/2], P99: latencies[n*99/100]}
+	return result, r.check(ctx, n)
+}
+
+// parallel runs a function over the parts of a range at the same time.
+func parallel(parts, n int, do func(from, to int) error) error {
+	var wg sync.WaitGroup
+	errs := make(chan error, parts)
+	for part := range parts {
+		wg.Go(func() { errs <- do(n*part/parts, n*(part+1)/parts) })
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// postAll sends one request after another over one connection. It speaks HTTP by hand: the load shares the cores with what
+// is measured, so it must cost little.
+func postAll(address string, latencies []time.Duration) error {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	in := bufio.NewReader(conn)
+	for i := range latencies {
+		started := time.Now()
+		if _, err := conn.Write(request); err != nil {
+			return err
+		}
+		if err := readAnswer(in); err != nil {
+			return err
+		}
+		latencies[i] = time.Since(started)
+	}
+	return nil
+}
+
+func readAnswer(in *bufio.Reader) error {
+	status, err := in.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	length := 0
+	for {
+		line, err := in.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		if line == "\r\n" {
+			break
+		}
+		if value, ok := strings.CutPrefix(line, "Content-Length: "); ok {
+			if length, err = strconv.Atoi(strings.TrimSpace(value)); err != nil {
+				return err
+			}
+		}
+	}
+	if !strings.Contains(status, strconv.Itoa(http.StatusAccepted)) {
+		answer := make([]byte, length)
+		io.ReadFull(in, answer)
+		return fmt.Errorf("%s: %s", strings.TrimSpace(status), answer)
+	}
+	_, err = in.Discard(length)
+	return err
+}
+
+func batchOf(n int, expire time.Time) []store.Message {
+	batch := make([]store.Message, n)
+	for i := range batch {
+		batch[i] = store.Message{
+			SourceID: "default", Category: msg.Notification, Lane: msg.Middle, AttemptLimit: 5, Expire: expire,
+			Content: []byte(`{"subject":"Your order","text":"Your order 20261130-000042 has left our warehouse and will arrive tomorrow between 9 and 12."}`),
+			Tasks:   []store.NewTask{{Channel: msg.Log, Receiver: "+8613800000000"}},
+		}
+	}
+	return batch
+}
+
+// produce accepts messages in batches of 500 from four producers.
+func (r *rig) produce(ctx context.Context, n int) error {
+	return parallel(4, n, func(from, to int) error {
+		for from < to {
+			size := min(500, to-from)
+			_, errs := r.store.EnqueueBatch(ctx, batchOf(size, r.store.Now().Add(time.Hour)))
+			for _, err := range errs {
+				if err != nil {
+					return err
+				}
+			}
+			from += size
+		}
+		return nil
+	})
+}
+
+// endToEnd measures from the first message's acceptance to the last one's record.
+func (r *rig) endToEnd(ctx context.Context, n int) (Result, error) {
+	if err := r.start(n); err != nil {
+		return Result{}, err
+	}
+	started := time.Now()
+	if err := r.produce(ctx, n); err != nil {
+		return Result{}, err
+	}
+	return r.untilRecorded(ctx, n, started)
+}
+
+// burnDown measures how fast a backlog is sent and recorded.
+func (r *rig) burnDown(ctx context.Context, n int) (Result, error) {
+	if err := r.produce(ctx, n); err != nil {
+		return Result{}, err
+	}
+	started := time.Now()
+	if err := r.start(n); err != nil {
+		return Result{}, err
+	}
+	return r.untilRecorded(ctx, n, started)
+}
+
+func (r *rig) untilRecorded(ctx context.Context, n int, started time.Time) (Result, error) {
+	if err := r.finish(ctx, n); err != nil {
+		return Result{}, err
+	}
+	took := time.Since(started)
+	return Result{Messages: n, Seconds: took.Seconds(), PerSecond: float64(n) / took.Seconds()}, r.check(ctx, n)
+}
