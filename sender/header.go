@@ -8,24 +8,25 @@ import (
 
 // Limits of RFC 2047 and RFC 5322.
 const (
-	encodedWordBytes = 45 // of UTF-8 in an encoded-word: 12 of frame and 60 of base64 make 72, below the 75 allowed
-	headerLine       = 76
+	headerLine = 76 // characters of a line with encoded-words
+	wordFrame  = len("=?UTF-8?b?" + "?=")
 )
 
 // encodeHeader makes the value of an unstructured header so that it reads back exactly. Short printable ASCII stays as it is;
 // any other text is written as encoded-words of whole characters (RFC 2047, section 5). go-mail's own way folds ASCII at its
 // spaces and loses one where two meet the fold, and lets text that looks like an encoded-word pass. name counts for the
-// first line's length.
+// first line's length and is short.
 func encodeHeader(name, value string) string {
 	if isPlain(value) && len(name)+2+len(value) <= headerLine {
 		return value
 	}
 	var words []string
-	for len(value) > 0 {
+	for indent := len(name) + 2; len(value) > 0; indent = 1 {
+		room := (headerLine - indent - wordFrame) / 4 * 3 // bytes, as base64 writes them
 		n := 0
 		for n < len(value) {
 			_, size := utf8.DecodeRuneInString(value[n:])
-			if n+size > encodedWordBytes {
+			if n+size > room {
 				break
 			}
 			n += size

@@ -1,0 +1,462 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"tidings/internal/admit"
+	"tidings/internal/msg"
+	"tidings/internal/policy"
+	"tidings/internal/testdb"
+	"tidings/server"
+	"tidings/store"
+)
+
+func TestMain(m *testing.M) {
+	code := testdb.Main(m)
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+type bundle struct {
+	store *store.Store
+	url   string
+	http  *http.Client
+}
+
+func setup(t testing.TB, cfg store.Config) *bundle {
+	t.Helper()
+	s := testdb.Open(t, cfg)
+	api := server.New(server.Config{Store: s, Version: "test", Admit: &admit.Admitter{
+		Policies: policy.Defaults(), Now: s.Now,
+		Configured: func(c msg.Channel) bool { return c == msg.Log || c == msg.Email },
+	}})
+	ts := httptest.NewUnstartedServer(nil)
+	ts.Config = api.Listener()
+	ts.Start()
+	t.Cleanup(ts.Close)
+	return &bundle{store: s, url: ts.URL, http: ts.Client()}
+}
+
+type answer struct {
+	status int
+	header http.Header
+	body   map[string]any
+	raw    string
+}
+
+func (b *bundle) do(t testing.TB, method, path, body string, header ...string) answer {
+	t.Helper()
+	req, err := http.NewRequest(method, b.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	res, err := b.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := answer{status: res.StatusCode, header: res.Header, raw: string(raw)}
+	if err := json.Unmarshal(raw, &a.body); err != nil {
+		t.Fatalf("%s %s answers no JSON: %s", method, path, raw)
+	}
+	return a
+}
+
+func (a answer) fields() (names []string) {
+	errs, _ := a.body["errors"].([]any)
+	for _, e := range errs {
+		names = append(names, e.(map[string]any)["field"].(string))
+	}
+	return names
+}
+
+func TestSend(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	a := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"someone","text":"hi","request_id":"r1"}`)
+	if a.status != 202 || a.body["status"] != "dispatched" || a.body["duplicate"] != nil {
+		t.Fatalf("%d %s", a.status, a.raw)
+	}
+	if want := []any{map[string]any{"channel": "log", "status": "ready"}}; !reflect.DeepEqual(a.body["tasks"], want) {
+		t.Fatalf("tasks %v", a.body["tasks"])
+	}
+	id, ok := a.body["msg_id"].(string)
+	if n, err := strconv.ParseUint(id, 10, 64); !ok || err != nil || n < 1<<53 {
+		t.Fatalf("msg_id %v is no text of a number beyond 2^53", a.body["msg_id"])
+	}
+	again := b.do(t, "POST", "/api/messages", `{"text":"hi","to":"someone","channels":["log"],"request_id":"r1"}`)
+	if again.status != 200 || again.body["msg_id"] != id || again.body["duplicate"] != true || again.body["status"] != "dispatched" {
+		t.Fatalf("again: %d %s", again.status, again.raw)
+	}
+	byHeader := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"someone","text":"hi"}`, "Idempotency-Key", "r1")
+	if byHeader.status != 200 || byHeader.body["msg_id"] != id {
+		t.Fatalf("by header: %d %s", byHeader.status, byHeader.raw)
+	}
+	other := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"someone","text":"another","request_id":"r1"}`)
+	if other.status != 409 || other.body["code"] != "idempotency_conflict" {
+		t.Fatalf("another body: %d %s", other.status, other.raw)
+	}
+	m := b.do(t, "GET", "/api/messages/"+id, "")
+	if m.status != 200 || m.body["status"] != "dispatched" || m.body["request_id"] != "r1" || m.body["category"] != "notification" || m.body["priority"] != "middle" {
+		t.Fatalf("get: %d %s", m.status, m.raw)
+	}
+	found := b.do(t, "GET", "/api/messages?request_id=r1", "")
+	if list, _ := found.body["data"].([]any); found.status != 200 || len(list) != 1 || list[0].(map[string]any)["msg_id"] != id {
+		t.Fatalf("find: %d %s", found.status, found.raw)
+	}
+	none := b.do(t, "GET", "/api/messages?request_id=r2", "")
+	if list, _ := none.body["data"].([]any); none.status != 200 || len(list) != 0 {
+		t.Fatalf("find none: %d %s", none.status, none.raw)
+	}
+}
+
+func TestDefaultsByCategory(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	for _, tt := range []struct {
+		category, priority string
+		limit              float64
+		expiry             time.Duration
+	}{
+		{"verification", "high", 4, 5 * time.Minute},
+		{"notification", "middle", 5, 24 * time.Hour},
+		{"marketing", "low", 4, 6 * time.Hour},
+	} {
+		a := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"x","text":"hi","category":"`+tt.category+`"}`)
+		m := b.do(t, "GET", "/api/messages/"+a.body["msg_id"].(string), "")
+		task := m.body["tasks"].([]any)[0].(map[string]any)
+		due, _ := time.Parse(time.RFC3339Nano, m.body["due_time"].(string))
+		expire, _ := time.Parse(time.RFC3339Nano, m.body["expire_time"].(string))
+		if m.body["priority"] != tt.priority || task["attempt_limit"] != tt.limit || expire.Sub(due)-tt.expiry > time.Second || tt.expiry-expire.Sub(due) > time.Second {
+			t.Errorf("%s: %s", tt.category, m.raw)
+		}
+	}
+}
+
+// Every faulty field is named at once, and nothing is used up by it.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	for _, tt := range []struct {
+		name, body string
+		status     int
+		code       string
+		fields     []string
+	}{
+		{"nothing", `{}`, 422, "validation_failed", []string{"channels", "to", "text"}},
+		{
+			"everything", `{"channels":["fax"],"to":7,"priority":"top","category":"spam","subject":"a\r\nBcc: x","ttl":"soon","bcc":"x","request_id":"` + strings.Repeat("k", 256) + `"}`, 422, "validation_failed",
+			[]string{"request_id", "category", "priority", "bcc", "to", "channels[0]", "subject", "text", "ttl"},
+		},
+		{"wrong types", `{"channels":"log","to":["x"],"text":5,"subject":["a"]}`, 422, "validation_failed", []string{"channels", "subject", "text", "to"}},
+		{"not configured", `{"channels":["sms"],"to":"+8613800000000","text":"hi"}`, 422, "channel_not_configured", []string{"channels[0]"}},
+		{"several channels", `{"channels":["log","email"],"to":"a@example.com","subject":"s","text":"hi"}`, 422, "validation_failed", []string{"channels"}},
+		{"no address", `{"channels":["log"],"to":{},"text":"hi"}`, 422, "validation_failed", []string{"to.log"}},
+		{"an address of another channel", `{"channels":["log"],"to":{"log":"x","sms":"y"},"text":"hi"}`, 422, "validation_failed", []string{"to.sms"}},
+		{"an address that is none", `{"channels":["email"],"to":{"email":"ann"},"subject":"s","text":"hi"}`, 422, "validation_failed", []string{"to.email"}},
+		{"a line break in the address", `{"channels":["email"],"to":"Ann\r\nBcc: b@example.com <a@example.com>","subject":"s","text":"hi"}`, 422, "validation_failed", []string{"to"}},
+		{"NUL in the subject", `{"channels":["email"],"to":"a@example.com","subject":"s\u0000","text":"hi"}`, 422, "validation_failed", []string{"subject"}},
+		{"mail without a subject", `{"channels":["email"],"to":"a@example.com","text":"hi"}`, 422, "validation_failed", []string{"subject"}},
+		{"html alone on a channel of text", `{"channels":["log"],"to":"x","html":"<p>hi"}`, 422, "validation_failed", []string{"text"}},
+		{"past", `{"channels":["log"],"to":"x","text":"hi","expire_time":"2020-01-01T00:00:00Z"}`, 422, "validation_failed", []string{"expire_time"}},
+		{"no offset", `{"channels":["log"],"to":"x","text":"hi","expire_time":"2030-01-01T00:00:00"}`, 422, "validation_failed", []string{"expire_time"}},
+		{"both ends", `{"channels":["log"],"to":"x","text":"hi","ttl":"10m","expire_time":4102444800000}`, 422, "validation_failed", []string{"ttl"}},
+		{"negative ttl", `{"channels":["log"],"to":"x","text":"hi","ttl":"-1s"}`, 422, "validation_failed", []string{"ttl"}},
+		{"no JSON", `{"channels":`, 400, "invalid_json", nil},
+		{"empty", ` `, 400, "invalid_json", nil},
+		{"more than one value", `{} {}`, 400, "invalid_json", nil},
+		{"a name twice", `{"text":"a","text":"b"}`, 400, "invalid_json", nil},
+		{"half a surrogate", `{"text":"\ud83d"}`, 400, "invalid_json", nil},
+		{"not UTF-8", "{\"text\":\"\xff\"}", 400, "invalid_json", nil},
+		{"a list", `[]`, 422, "validation_failed", []string{"", "channels", "to", "text"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			a := b.do(t, "POST", "/api/messages", tt.body)
+			if a.status != tt.status || a.body["code"] != tt.code || a.header.Get("Content-Type") != "application/problem+json" {
+				t.Fatalf("%d %s", a.status, a.raw)
+			}
+			if got := a.fields(); !sameNames(got, tt.fields) {
+				t.Errorf("faulty fields %v, want %v", got, tt.fields)
+			}
+		})
+	}
+	after := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"x","text":"hi"}`)
+	if after.status != 202 {
+		t.Fatalf("after all that: %d", after.status)
+	}
+}
+
+func sameNames(a, b []string) bool {
+	count := map[string]int{}
+	for _, n := range a {
+		count[n]++
+	}
+	for _, n := range b {
+		count[n]--
+	}
+	for _, n := range count {
+		if n != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func TestHTTPHabits(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	const good = `{"channels":["log"],"to":"x","text":"hi"}`
+	if a := b.do(t, "POST", "/api/messages", good, "Content-Type", "text/plain"); a.status != 415 {
+		t.Errorf("text/plain: %d", a.status)
+	}
+	if a := b.do(t, "POST", "/api/messages", good, "Content-Type", "application/json; charset=utf-8"); a.status != 202 {
+		t.Errorf("with a charset: %d %s", a.status, a.raw)
+	}
+	if a := b.do(t, "POST", "/api/messages", good, "Sec-Fetch-Site", "cross-site"); a.status != 403 || a.body["code"] != "cross_origin" {
+		t.Errorf("from another site's page: %d %s", a.status, a.raw)
+	}
+	if a := b.do(t, "PUT", "/api/messages", good); a.status != 405 || a.body["code"] != "method_not_allowed" {
+		t.Errorf("PUT: %d %s", a.status, a.raw)
+	}
+	if a := b.do(t, "GET", "/api/nothing", ""); a.status != 404 || a.body["code"] != "not_found" {
+		t.Errorf("unknown path: %d %s", a.status, a.raw)
+	}
+	for _, id := range []string{"0", "1", "abc", "-5", "99999999999999999999999999", "18446744073709551615"} {
+		if a := b.do(t, "GET", "/api/messages/"+id, ""); a.status != 404 {
+			t.Errorf("id %s: %d %s", id, a.status, a.raw)
+		}
+	}
+	if a := b.do(t, "GET", "/api/messages?color=red", ""); a.status != 422 {
+		t.Errorf("unknown parameter: %d %s", a.status, a.raw)
+	}
+	if a := b.do(t, "GET", "/livez", "", "X-Request-Id", "abc-123"); a.status != 200 || a.header.Get("X-Request-Id") != "abc-123" {
+		t.Errorf("livez: %d, id %q", a.status, a.header.Get("X-Request-Id"))
+	}
+	if a := b.do(t, "GET", "/readyz", "", "X-Request-Id", "no spaces\tor such"); a.status != 200 || len(a.header.Get("X-Request-Id")) != 16 {
+		t.Errorf("readyz: %d, id %q", a.status, a.header.Get("X-Request-Id"))
+	}
+	both := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"x","text":"hi","request_id":"a"}`, "Idempotency-Key", "b")
+	if both.status != 422 || !sameNames(both.fields(), []string{"request_id"}) {
+		t.Errorf("two keys: %d %s", both.status, both.raw)
+	}
+}
+
+func TestOpenAPI(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	a := b.do(t, "GET", "/openapi.json", "")
+	paths, _ := a.body["paths"].(map[string]any)
+	for _, path := range []string{"/api/messages", "/api/messages/{id}", "/livez", "/readyz"} {
+		if paths[path] == nil {
+			t.Errorf("%s is not described", path)
+		}
+	}
+	if !strings.Contains(a.raw, `"ttl"`) || strings.Contains(a.raw, "unpkg") {
+		t.Error("the description lacks the request, or loads from elsewhere")
+	}
+}
+
+// Texts at the edges come out exactly as they went in.
+func TestExact(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	for name, m := range map[string]map[string]any{
+		"300 Chinese characters and 100 emoji": {"channels": []string{"email"}, "to": "a@example.com", "subject": strings.Repeat("漢", 300) + strings.Repeat("😀", 100), "text": "hi"},
+		"quotes, backslashes, question marks":  {"channels": []string{"log"}, "to": `a"b\c?d'e`, "text": `a"b\c?d'e -- /* ; */ %s`, "subject": `\`},
+		"control characters in the text":       {"channels": []string{"log"}, "to": "x", "text": "a\r\n\t\u0000\u0001\u2028b"},
+		"markup":                               {"channels": []string{"log"}, "to": "x", "text": "<b>&amp;</b>"},
+		"a long text":                          {"channels": []string{"log"}, "to": "x", "text": strings.Repeat("é", 500_000)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			body, err := json.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := b.do(t, "POST", "/api/messages", string(body))
+			if a.status != 202 {
+				t.Fatalf("%d %s", a.status, a.raw)
+			}
+			id, _ := strconv.ParseUint(a.body["msg_id"].(string), 10, 64)
+			v, err := b.store.Message(context.Background(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var content store.Content
+			if err := json.Unmarshal(v.Tasks[0].Content, &content); err != nil {
+				t.Fatal(err)
+			}
+			subject, _ := m["subject"].(string)
+			if content.Text != m["text"] || content.Subject != subject || v.Tasks[0].Receiver != m["to"] {
+				t.Fatalf("%.100q %.100q %q", content.Text, content.Subject, v.Tasks[0].Receiver)
+			}
+		})
+	}
+}
+
+func TestMailAddresses(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	for to, want := range map[string]string{
+		"ann@example.com":                           "ann@example.com",
+		" ann@example.com ":                         "ann@example.com",
+		"Ann Lee <ann@example.com>":                 `"Ann Lee" <ann@example.com>`,
+		`"O'Brien, \"Pat\"" <pat@example.com>`:      `"O'Brien, \"Pat\"" <pat@example.com>`,
+		"张三 <zhang@example.com>":                    `"张三" <zhang@example.com>`,
+		"ann@例え.jp":                                 "ann@xn--r8jz45g.jp",
+		`"much more unusual"@example.com`:           `"much more unusual"@example.com`,
+		"zed":                                       "",
+		"zed@":                                      "",
+		"a@b@c":                                     "",
+		"ann@example.com, bob@example.com":          "",
+		"用户@example.com":                            "",
+		strings.Repeat("a", 65) + "@example.com":    "",
+		"a@" + strings.Repeat("a", 260) + ".com":    "",
+		strings.Repeat("n", 129) + " <a@b.example>": "",
+	} {
+		body, _ := json.Marshal(map[string]any{"channels": []string{"email"}, "to": to, "subject": "s", "text": "t"})
+		a := b.do(t, "POST", "/api/messages", string(body))
+		if want == "" {
+			if a.status != 422 {
+				t.Errorf("%q: %d %s", to, a.status, a.raw)
+			}
+			if strings.Contains(a.raw, to) {
+				t.Errorf("%q is repeated in the answer", to)
+			}
+			continue
+		}
+		if a.status != 202 {
+			t.Errorf("%q: %d %s", to, a.status, a.raw)
+			continue
+		}
+		m := b.do(t, "GET", "/api/messages/"+a.body["msg_id"].(string), "")
+		if got := m.body["tasks"].([]any)[0].(map[string]any)["receiver"]; got != want {
+			t.Errorf("%q is stored as %q, want %q", to, got, want)
+		}
+	}
+}
+
+// Bodies of just 1 MiB, many at once, are taken; one byte more is not.
+func TestBigBodies(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{Timeout: 30 * time.Second})
+	const frame = `{"channels":["log"],"to":"x","text":""}`
+	exact := strings.Replace(frame, `""`, `"`+strings.Repeat(`\"`, (1<<20-len(frame))/2)+`"`, 1)
+	exact += strings.Repeat(" ", 1<<20-len(exact))
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			if a := b.do(t, "POST", "/api/messages", exact); a.status != 202 {
+				t.Errorf("%d bytes: %d %s", len(exact), a.status, a.raw)
+			}
+		})
+	}
+	wg.Wait()
+	if a := b.do(t, "POST", "/api/messages", exact+" "); a.status != 413 || a.body["code"] != "body_too_large" {
+		t.Errorf("one byte more: %d %s", a.status, a.raw)
+	}
+}
+
+func TestWait(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	id := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"x","text":"hi"}`).body["msg_id"].(string)
+	started := time.Now()
+	if a := b.do(t, "GET", "/api/messages/"+id+"?wait=100ms", ""); a.body["status"] != "dispatched" || time.Since(started) < 100*time.Millisecond {
+		t.Fatalf("after %v: %s", time.Since(started), a.raw)
+	}
+	done := make(chan answer, 1)
+	go func() { done <- b.do(t, "GET", "/api/messages/"+id+"?wait=30s", "") }()
+	tasks, _, err := b.store.Claim(context.Background(), msg.Middle, msg.Log, 1)
+	if err != nil || len(tasks) != 1 {
+		t.Fatal(err)
+	}
+	if _, err := b.store.Settle(context.Background(), []store.Outcome{{Task: tasks[0], State: msg.Success, Finished: b.store.Now()}}); err != nil {
+		t.Fatal(err)
+	}
+	if a := <-done; a.body["status"] != "success" {
+		t.Fatalf("waited for the end: %s", a.raw)
+	}
+	if a := b.do(t, "GET", "/api/messages/"+id+"?wait=2h", ""); a.status != 422 {
+		t.Fatalf("2h: %d", a.status)
+	}
+}
+
+// One key from a hundred callers at once, over two processes' servers.
+func TestOneKeyOverTwoServers(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	servers := []*bundle{setup(t, store.Config{DSN: dsn}), setup(t, store.Config{DSN: dsn})}
+	for round := range 10 {
+		var (
+			wg    sync.WaitGroup
+			mu    sync.Mutex
+			ids   = map[string]int{}
+			codes = map[int]int{}
+		)
+		for caller := range 100 {
+			wg.Go(func() {
+				a := servers[caller%2].do(t, "POST", "/api/messages", fmt.Sprintf(`{"channels":["log"],"to":"x","text":"hi","request_id":"round-%d"}`, round))
+				mu.Lock()
+				defer mu.Unlock()
+				codes[a.status]++
+				id, _ := a.body["msg_id"].(string)
+				ids[id]++
+			})
+		}
+		wg.Wait()
+		if len(ids) != 1 || codes[202] != 1 || codes[200] != 99 {
+			t.Fatalf("round %d: ids %v, statuses %v", round, ids, codes)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, seed := range []string{`{}`, `{"channels":["log"],"to":"x","text":"hi"}`, `{"to":{"log":"x"}}`, `{"a":1,"a":2}`, `[[[[`, `{"text":"\ud800"}`, "{\"text\":\"\xff\"}", `{"expire_time":1e400}`, `{"channels":[null]}`} {
+		f.Add([]byte(seed))
+	}
+	api := server.New(server.Config{Version: "fuzz", Admit: &admit.Admitter{
+		Policies: policy.Defaults(), Now: time.Now, Configured: func(msg.Channel) bool { return false }, // so that nothing reaches the store
+	}})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		req := httptest.NewRequest("POST", "/api/messages", bytes.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		res := httptest.NewRecorder()
+		api.ServeHTTP(res, req)
+		if res.Code < 400 || res.Code > 499 {
+			t.Fatalf("%d %s", res.Code, res.Body)
+		}
+		if !json.Valid(res.Body.Bytes()) {
+			t.Fatalf("no JSON: %s", res.Body)
+		}
+	})
+}
