@@ -49,14 +49,15 @@ func (p *logProvider) Send(ctx context.Context, m *Message) Verdict {
 		return Verdict{Kind: Success}
 	}
 	line, err := json.Marshal(struct {
-		Key      string `json:"key"`
-		Channel  string `json:"channel"`
-		Receiver string `json:"receiver"`
-		Subject  string `json:"subject,omitempty"`
-		Text     string `json:"text,omitempty"`
-		HTML     string `json:"html,omitempty"`
-		Attempt  int    `json:"attempt"`
-	}{m.Key, m.Channel.String(), m.Receiver, m.Subject, m.Text, m.HTML, m.Attempt})
+		Time     time.Time `json:"time"`
+		Key      string    `json:"key"`
+		Channel  string    `json:"channel"`
+		Receiver string    `json:"receiver"`
+		Subject  string    `json:"subject,omitempty"`
+		Text     string    `json:"text,omitempty"`
+		HTML     string    `json:"html,omitempty"`
+		Attempt  int       `json:"attempt"`
+	}{time.Now().UTC(), m.Key, m.Channel.String(), m.Receiver, m.Subject, m.Text, m.HTML, m.Attempt})
 	if err != nil {
 		return Verdict{Kind: Permanent, Text: err.Error()}
 	}

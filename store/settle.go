@@ -67,10 +67,10 @@ const (
 	sqlPeekOwned = "SELECT /* tidings:settle-peek */ msg_id, channel, owner FROM %s FORCE INDEX (PRIMARY) WHERE %s"
 	sqlDelete    = "DELETE /* tidings:settle-delete */ task FROM (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY) WHERE %[2]s LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine " +
 		"STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel"
-	sqlRecord    = "INSERT /* tidings:settle-record */ INTO t_msg_record (" + taskColumns + ", modify_time, finish_time, provider_msg_id, latency_ms) VALUES "
-	sqlDead      = "INSERT /* tidings:settle-dead */ INTO t_msg_dead (" + taskColumns + ", modify_time) VALUES "
-	sqlAttempts  = "INSERT /* tidings:settle-attempts */ INTO t_msg_attempt (msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time) VALUES "
-	sqlPutBack   = "UPDATE /* tidings:settle-put-back */ %s SET status = ?, attempt = ?, owner = '', next_time = ?, provider = ?, last_error = ?, " +
+	sqlRecord   = "INSERT /* tidings:settle-record */ INTO t_msg_record (" + taskColumns + ", modify_time, finish_time, provider_msg_id, latency_ms) VALUES "
+	sqlDead     = "INSERT /* tidings:settle-dead */ INTO t_msg_dead (" + taskColumns + ", modify_time) VALUES "
+	sqlAttempts = "INSERT /* tidings:settle-attempts */ INTO t_msg_attempt (msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time) VALUES "
+	sqlPutBack  = "UPDATE /* tidings:settle-put-back */ %s SET status = ?, attempt = ?, owner = '', next_time = ?, provider = ?, last_error = ?, " +
 		"modify_time = UTC_TIMESTAMP(3) WHERE msg_id = ? AND channel = ? AND owner = ?"
 )
 

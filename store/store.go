@@ -149,6 +149,7 @@ func driverConfig(dsn string) (*mysql.Config, error) {
 	cfg.InterpolateParams = true
 	cfg.ClientFoundRows = false // a guard's row count means rows changed
 	cfg.Collation = "utf8mb4_bin"
+	cfg.Logger = &mysql.NopLogger{} // what it would print comes back as an error, too
 	if cfg.Params == nil {
 		cfg.Params = map[string]string{}
 	}

@@ -6,10 +6,10 @@ package localdb
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,10 +92,12 @@ func (s *Server) Socket() string { return s.socket }
 func (s *Server) PID() int { return readPID(filepath.Join(s.dir, "pid")) }
 
 // DSN names a database on the server, in the driver's notation.
-func (s *Server) DSN(database string) string {
+func (s *Server) DSN(database string) string { return s.driverConfig(database).FormatDSN() }
+
+func (s *Server) driverConfig(database string) *mysql.Config {
 	cfg := mysql.NewConfig()
 	cfg.Net, cfg.Addr, cfg.User, cfg.DBName = "unix", s.socket, s.user, database
-	return cfg.FormatDSN()
+	return cfg
 }
 
 // Stop ends this process's part: the server stops if this process runs it, and another process that shares the directory
@@ -157,17 +159,32 @@ func (s *Server) fail(err error) {
 	s.err = err
 }
 
-// announce lets Start return once the socket answers.
+// announce lets Start return once the server answers. Only supervise's goroutine comes here.
 func (s *Server) announce() bool {
-	conn, err := net.DialTimeout("unix", s.socket, time.Second)
-	if err != nil {
+	if s.ping() != nil {
 		return false
 	}
-	conn.Close()
 	if !s.wasReady() {
-		close(s.ready) // only supervise's goroutine comes here
+		close(s.ready)
 	}
 	return true
+}
+
+// ping logs in: a server opens its socket before it knows its users, and may yet fail over them.
+func (s *Server) ping() error {
+	if _, err := os.Stat(s.socket); err != nil {
+		return err
+	}
+	cfg := s.driverConfig("")
+	cfg.Timeout, cfg.ReadTimeout = time.Second, time.Second
+	cfg.Logger = &mysql.NopLogger{} // that a server which starts hangs up is nothing to tell
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return err
+	}
+	db := sql.OpenDB(connector)
+	defer db.Close()
+	return db.Ping()
 }
 
 func (s *Server) wasReady() bool {
