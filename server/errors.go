@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -36,11 +35,6 @@ var (
 	busy            = failure{"database_busy", http.StatusServiceUnavailable, "The database is held up by locks; try again with the same request_id."}
 	internalFailure = failure{"internal", http.StatusInternalServerError, "Something went wrong here; the log says what, under this answer's X-Request-Id."}
 )
-
-var failures = []failure{
-	invalidJSON, invalidRequest, notConfigured, keyConflict, notFound, wrongMethod, wrongType, bodyTooLarge, bodyTimeout, crossOrigin,
-	unavailable, busy, internalFailure,
-}
 
 // Problem is an error answer (RFC 9457).
 type Problem struct {
@@ -157,5 +151,3 @@ func writeProblem(w http.ResponseWriter, f failure) {
 		return
 	}
 }
-
-func (f failure) String() string { return fmt.Sprintf("%d %s", f.status, f.code) }

@@ -23,8 +23,8 @@ func TestNodesAreDifferent(t *testing.T) {
 	if ta, tb := id.Time(enqueue(t, a, message("")).MsgID), time.Now(); tb.Sub(ta).Abs() > time.Minute {
 		t.Fatalf("an id says %v, it is %v", ta, tb)
 	}
-	if a.NewOwner() == a.NewOwner() {
-		t.Fatal("two claims have one owner")
+	if first, second := a.NewOwner(), a.NewOwner(); first == second {
+		t.Fatalf("two claims have one owner, %s", first)
 	}
 }
 

@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -158,22 +160,13 @@ func (c *check) addressees() {
 			if _, ok := address.(string); !ok {
 				c.fault("to."+name, CodeInvalid, "must be an address, as text")
 			}
-			if !contains(c.r.Channels, name) {
+			if !slices.Contains(c.r.Channels, name) {
 				c.fault("to."+name, CodeUnknown, "is not among the channels")
 			}
 		}
 	default:
 		c.fault("to", CodeInvalid, "must be an address, or an object with an address for each channel")
 	}
-}
-
-func contains(names []string, name string) bool {
-	for _, n := range names {
-		if n == name {
-			return true
-		}
-	}
-	return false
 }
 
 // address finds the address for a channel.
@@ -213,7 +206,7 @@ func (c *check) content() {
 	if i := strings.IndexFunc(r.Subject, isControl); i >= 0 {
 		c.fault("subject", CodeInvalid, "has a line break or another control character at byte %d", i)
 	}
-	mail := contains(r.Channels, msg.Email.String())
+	mail := slices.Contains(r.Channels, msg.Email.String())
 	switch {
 	case r.Text == "" && r.HTML == "":
 		c.fault("text", CodeRequired, "must say something")
@@ -263,23 +256,24 @@ func (c *check) expiry() {
 	}
 }
 
-// ParseTime reads an instant of a request: RFC 3339 text, or a number (or its digits) of Unix milliseconds.
+var errTime = errors.New("must be RFC 3339 with an offset, such as 2026-12-31T09:00:00+08:00, or Unix milliseconds")
+
+// ParseTime reads an instant of a request: RFC 3339 text, or a number of Unix milliseconds.
 func ParseTime(v any) (time.Time, error) {
-	const want = "must be RFC 3339 with an offset, such as 2026-12-31T09:00:00+08:00, or Unix milliseconds"
 	switch v := v.(type) {
 	case string:
 		t, err := time.Parse(time.RFC3339Nano, v)
 		if err != nil {
-			return t, fmt.Errorf(want)
+			return t, errTime
 		}
 		return t.UTC(), nil
 	case float64:
 		if v != float64(int64(v)) || v < 0 || v > 1<<53 {
-			return time.Time{}, fmt.Errorf(want)
+			return time.Time{}, errTime
 		}
 		return time.UnixMilli(int64(v)).UTC(), nil
 	}
-	return time.Time{}, fmt.Errorf(want)
+	return time.Time{}, errTime
 }
 
 // bodyHash tells requests apart that came under the same key. The key itself does not count.
