@@ -285,9 +285,10 @@ func (s *Server) install(ctx context.Context, bin string) error {
 		cmd = exec.CommandContext(ctx, bin, "--no-defaults", "--initialize-insecure", "--datadir="+filepath.Join(s.dir, "data"))
 	}
 	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), "TMPDIR="+s.dir) // a server that starts removes temporary tables of others from a shared one
 	cmd.SysProcAttr = childAttr()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, lastLines(string(out), 5))
+	if out, err := outputTied(cmd); err != nil {
+		return fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, telling(string(out)))
 	}
 	return os.WriteFile(marker, []byte("yes\n"), 0o644)
 }
@@ -376,6 +377,20 @@ func emptyDir(dir string, keep string) error {
 		}
 	}
 	return nil
+}
+
+// telling picks the lines that say what went wrong; the script ends with a page of advice.
+func telling(out string) string {
+	var lines []string
+	for _, line := range strings.Split(out, "\n") {
+		if strings.Contains(line, "ERROR") || strings.Contains(line, "rror:") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	if len(lines) == 0 {
+		return lastLines(out, 20)
+	}
+	return strings.Join(lines[:min(len(lines), 5)], " | ")
 }
 
 func tail(path string) string {

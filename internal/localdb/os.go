@@ -132,6 +132,19 @@ func startTied(cmd *exec.Cmd, exited chan<- error) error {
 	return <-started
 }
 
+// outputTied runs a command to its end in the same way.
+func outputTied(cmd *exec.Cmd) (out []byte, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		out, err = cmd.CombinedOutput()
+	}()
+	<-done
+	return out, err
+}
+
 // lockFile takes the lock that its holder's death releases. The error is EWOULDBLOCK when another process has it.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
