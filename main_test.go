@@ -282,7 +282,7 @@ func TestFirstTry(t *testing.T) {
 func TestTermWithSendsInFlight(t *testing.T) {
 	t.Parallel()
 	db := startDB(t)
-	config := "mysql: {dsn: \"" + db.DSN("tidings") + "\"}\nproviders: {log: {type: log, delay: 2s}}\nchannels: {log: {providers: [log], slots: 1000}}\n"
+	config := "mysql: {dsn: \"" + db.DSN("tidings") + "\"}\nproviders: {log: {type: log, delay: 10s}}\nchannels: {log: {providers: [log], slots: 1000}}\n"
 	dir := worldDir(t)
 	address := freeAddress(t)
 	p := startTidings(t, dir, address, config)
@@ -294,13 +294,13 @@ func TestTermWithSendsInFlight(t *testing.T) {
 	if err := p.stop(t, syscall.SIGTERM); err != nil {
 		t.Fatalf("%v\n%s", err, p.log)
 	}
-	if took := time.Since(began); took > 15*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("stopping took %v", took)
 	}
 	if claimed := count(t, view, "t_msg_queue_middle WHERE status <> 0 AND msg_id > 0"); claimed != 0 {
 		t.Errorf("%d tasks are still claimed", claimed)
 	}
-	startTidings(t, dir, address, strings.Replace(config, "2s", "0s", 1))
+	startTidings(t, dir, address, strings.Replace(config, "10s", "0s", 1))
 	await(t, "all sent", 30*time.Second, func() bool { return count(t, view, "t_msg_record WHERE status = 3") == n })
 	if got := sends(t, dir); len(got) != n {
 		t.Fatalf("%d sends of %d messages", len(got), n)
