@@ -48,7 +48,7 @@ func (p *fileProvider) Send(ctx context.Context, m *Message) Verdict {
 	if ctx.Err() != nil {
 		return Verdict{Kind: Busy, Text: "interrupted before it was written"}
 	}
-	out, err := buildMail(m, p.from)
+	out, err := buildMail(m, p.from, mailOptions{})
 	if err != nil {
 		return Verdict{Kind: Permanent, Text: err.Error()}
 	}

@@ -25,6 +25,15 @@ type Message struct {
 	HTML     string
 	Attempt  int
 	Created  time.Time
+	// Attachments go with e-mails.
+	Attachments []Attachment
+}
+
+// Attachment is a file that goes with an e-mail.
+type Attachment struct {
+	Filename    string
+	ContentType string
+	Content     []byte
 }
 
 // Kind is what an attempt's end means.
@@ -64,6 +73,17 @@ type Provider interface {
 	Close() error
 }
 
+// ReceiverChecker is a provider that knows which receivers it can serve. CheckReceiver gives the form to store; it asks no
+// network. Its errors do not repeat the receiver.
+type ReceiverChecker interface {
+	CheckReceiver(receiver string) (string, error)
+}
+
+// Prober is a provider that can tell whether it is reachable, without sending anything.
+type Prober interface {
+	Probe(ctx context.Context) error
+}
+
 // Traits are what the queue needs to know of a provider.
 type Traits struct {
 	// Repeatable: asking again with the same key cannot hurt, because the provider recognises the key or because a
@@ -88,8 +108,11 @@ type provider struct {
 }
 
 var types = map[string]provider{
-	"log":  {msg.Channels, openLog},
-	"file": {[]msg.Channel{msg.Email}, openFile},
+	"log":     {msg.Channels, openLog},
+	"file":    {[]msg.Channel{msg.Email}, openFile},
+	"smtp":    {[]msg.Channel{msg.Email}, openSMTP},
+	"webhook": {[]msg.Channel{msg.Webhook}, openWebhook},
+	"feishu":  {[]msg.Channel{msg.Feishu}, openFeishu},
 }
 
 // Open makes the provider of a type. Unknown types and settings are errors that name them.

@@ -175,7 +175,7 @@ func TestHeadersAreExact(t *testing.T) {
 
 func build(t *testing.T, m *Message) []byte {
 	t.Helper()
-	out, err := buildMail(m, &stdmail.Address{Name: "Shop", Address: "shop@example.com"})
+	out, err := buildMail(m, &stdmail.Address{Name: "Shop", Address: "shop@example.com"}, mailOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
