@@ -58,6 +58,9 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		return err
 	}
 	defer closeProviders()
+	for _, c := range channels {
+		log.Info("channel", "channel", c.Channel, "provider", c.ProviderName)
+	}
 	var engine *queue.Engine
 	st, err := store.Open(ctx, store.Config{
 		DSN: dsn, Connections: cfg.MySQL.Connections, Lease: cfg.Queue.Lease, IdempotencyTTL: cfg.Idempotency.TTL,
@@ -86,7 +89,7 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	}()
 	api := server.New(server.Config{
 		Store: st, Version: version, Log: log,
-		Admit: &admit.Admitter{Policies: policies, Configured: configured(channels), Now: st.Now},
+		Admit: &admit.Admitter{Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now},
 	})
 	return listen(ctx, api, listener, log)
 }
@@ -115,7 +118,7 @@ func listen(ctx context.Context, api *server.Server, listener net.Listener, log 
 	return nil
 }
 
-// openChannels makes the providers that channels name.
+// openChannels makes all providers, so that a fault in one shows at the start, and the channels that they serve.
 func openChannels(cfg *Config, log *slog.Logger) (channels []queue.Channel, closeAll func(), err error) {
 	open := map[string]sender.Provider{}
 	closeAll = func() {
@@ -125,20 +128,20 @@ func openChannels(cfg *Config, log *slog.Logger) (channels []queue.Channel, clos
 			}
 		}
 	}
+	for name := range cfg.Providers {
+		if open[name], err = openProvider(name, cfg); err != nil {
+			delete(open, name)
+			closeAll()
+			return nil, nil, err
+		}
+	}
 	for _, c := range msg.Channels {
-		settings, ok := cfg.Channels[c.String()]
-		if !ok || len(settings.Providers) == 0 {
+		settings := cfg.Channels[c.String()]
+		if len(settings.Providers) == 0 {
 			continue
 		}
 		name := settings.Providers[0]
-		if open[name] == nil {
-			if open[name], err = openProvider(name, cfg); err != nil {
-				closeAll()
-				return nil, nil, err
-			}
-		}
 		channels = append(channels, queue.Channel{Channel: c, ProviderName: name, Provider: open[name], Slots: settings.Slots})
-		log.Info("channel", "channel", c, "provider", name)
 	}
 	return channels, closeAll, nil
 }
@@ -155,6 +158,22 @@ func openProvider(name string, cfg *Config) (sender.Provider, error) {
 		return nil, fmt.Errorf("providers.%s: %w", name, err)
 	}
 	return p, nil
+}
+
+// receivers asks the providers that know their receivers.
+func receivers(channels []queue.Channel) func(msg.Channel, string) (string, error) {
+	checkers := map[msg.Channel]sender.ReceiverChecker{}
+	for _, c := range channels {
+		if checker, ok := c.Provider.(sender.ReceiverChecker); ok {
+			checkers[c.Channel] = checker
+		}
+	}
+	return func(c msg.Channel, receiver string) (string, error) {
+		if checker := checkers[c]; checker != nil {
+			return checker.CheckReceiver(receiver)
+		}
+		return receiver, nil
+	}
 }
 
 func configured(channels []queue.Channel) func(msg.Channel) bool {

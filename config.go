@@ -53,22 +53,24 @@ type ChannelConfig struct {
 
 // defaults also lists every key that there is, but for those of single providers.
 var defaults = map[string]any{
-	"listen":                   "127.0.0.1:8080",
-	"data_dir":                 "./data",
-	"log.level":                "info",
-	"log.format":               "text",
-	"mysql.dsn":                "",
-	"mysql.dsn_file":           "",
-	"mysql.connections":        32,
-	"queue.lease":              time.Minute,
-	"queue.send_timeout":       30 * time.Second,
-	"queue.settle_budget":      10 * time.Second,
-	"idempotency.ttl":          24 * time.Hour,
-	"shutdown.grace":           30 * time.Second,
-	"providers.file.type":      "file",
-	"providers.log.type":       "log",
-	"channels.email.providers": []string{"file"},
-	"channels.log.providers":   []string{"log"},
+	"listen":                     "127.0.0.1:8080",
+	"data_dir":                   "./data",
+	"log.level":                  "info",
+	"log.format":                 "text",
+	"mysql.dsn":                  "",
+	"mysql.dsn_file":             "",
+	"mysql.connections":          32,
+	"queue.lease":                time.Minute,
+	"queue.send_timeout":         30 * time.Second,
+	"queue.settle_budget":        10 * time.Second,
+	"idempotency.ttl":            24 * time.Hour,
+	"shutdown.grace":             30 * time.Second,
+	"providers.file.type":        "file",
+	"providers.log.type":         "log",
+	"providers.webhook.type":     "webhook",
+	"channels.email.providers":   []string{"file"},
+	"channels.log.providers":     []string{"log"},
+	"channels.webhook.providers": []string{"webhook"},
 }
 
 const (
@@ -82,9 +84,6 @@ func loadConfig(v *viper.Viper, path string) (*Config, error) {
 	for key, value := range defaults {
 		v.SetDefault(key, value)
 	}
-	v.SetEnvPrefix(envPrefix)
-	v.SetEnvKeyReplacer(strings.NewReplacer(".", "_"))
-	v.AutomaticEnv()
 	if _, err := os.Stat(configFile); path == "" && err == nil {
 		path = configFile
 	}
@@ -93,6 +92,9 @@ func loadConfig(v *viper.Viper, path string) (*Config, error) {
 		if err := v.ReadInConfig(); err != nil {
 			return nil, fmt.Errorf("configuration %s: %w", path, err)
 		}
+	}
+	if err := bindEnvironment(v, os.Environ()); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	var cfg Config
 	if err := v.UnmarshalExact(&cfg); err != nil {
@@ -116,19 +118,18 @@ func plainKeys(err error) error {
 	return err
 }
 
-// readSecrets reads the secrets that are kept in files of their own.
+// readSecrets reads the values that are kept in files of their own.
 func (c *Config) readSecrets() error {
-	if c.MySQL.DSNFile == "" {
-		return nil
+	dsn := map[string]any{"dsn": c.MySQL.DSN, "dsn_file": c.MySQL.DSNFile}
+	if err := readFiles(dsn); err != nil {
+		return fmt.Errorf("mysql.%w", err)
 	}
-	if c.MySQL.DSN != "" {
-		return errors.New("mysql.dsn and mysql.dsn_file exclude each other")
+	c.MySQL.DSN, _ = dsn["dsn"].(string)
+	for name, settings := range c.Providers {
+		if err := readFiles(settings); err != nil {
+			return fmt.Errorf("providers.%s.%w", name, err)
+		}
 	}
-	text, err := os.ReadFile(c.MySQL.DSNFile)
-	if err != nil {
-		return fmt.Errorf("mysql.dsn_file: %w", err)
-	}
-	c.MySQL.DSN = strings.TrimSpace(string(text))
 	return nil
 }
 
@@ -162,6 +163,11 @@ func (c *Config) check() error {
 		fault("queue.lease", "(%v) must be longer than queue.send_timeout (%v) and queue.settle_budget (%v) together, or tasks are sent twice",
 			c.Queue.Lease, c.Queue.SendTimeout, c.Queue.SettleBudget)
 	}
+	for name, settings := range c.Providers {
+		if kind, _ := settings["type"].(string); !slices.Contains(sender.Types(), kind) {
+			fault("providers."+name+".type", "must be one of %s", strings.Join(sender.Types(), ", "))
+		}
+	}
 	for name, channel := range c.Channels {
 		c.checkChannel(name, channel, fault)
 	}
@@ -188,7 +194,7 @@ func (c *Config) checkChannel(name string, channel ChannelConfig, fault func(key
 			continue
 		}
 		kind, _ := settings["type"].(string)
-		if kind != "" && slices.Contains(sender.Types(), kind) && !sender.Serves(kind, ch) {
+		if slices.Contains(sender.Types(), kind) && !sender.Serves(kind, ch) {
 			fault("channels."+name+".providers", "names %q, whose type %s does not serve this channel", p, kind)
 		}
 	}

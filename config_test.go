@@ -100,7 +100,7 @@ func TestConfigOrder(t *testing.T) {
 	if cfg.MySQL.DSN != "user:secret@tcp(db:3306)/tidings" {
 		t.Errorf("dsn %q", cfg.MySQL.DSN)
 	}
-	if len(cfg.Channels) != 3 {
+	if len(cfg.Channels) != 4 {
 		t.Errorf("the file's channels replace the defaults': %v", cfg.Channels)
 	}
 }

@@ -70,17 +70,17 @@ func (l *ledger) load(t *testing.T, url string, clients int, stop <-chan struct{
 // The process is killed at random moments under load, then the database. Every message that a client was told of ends in
 // exactly one table, sent; and what was sent twice was first sent within a second before a kill.
 //
-// TIDINGS_PROCESS_KILLS and TIDINGS_DATABASE_KILLS set how often, TIDINGS_SEED repeats a run.
+// CRASH_PROCESS_KILLS and CRASH_DATABASE_KILLS set how often, CRASH_SEED repeats a run.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("TIDINGS_SEED"); text != "" {
+	if text := os.Getenv("CRASH_SEED"); text != "" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("TIDINGS_SEED=%d", seed)
+	t.Logf("CRASH_SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	db := startDB(t)
 	dir, address := worldDir(t), freeAddress(t)
@@ -91,13 +91,13 @@ func TestKills(t *testing.T) {
 	stop := make(chan struct{})
 	clients := l.load(t, p.url, 16, stop)
 	var kills []time.Time
-	for range rounds(t, "TIDINGS_PROCESS_KILLS", 3) {
+	for range rounds(t, "CRASH_PROCESS_KILLS", 3) {
 		time.Sleep(300*time.Millisecond + time.Duration(random.Int64N(int64(1500*time.Millisecond))))
 		kills = append(kills, time.Now())
 		p.stop(t, syscall.SIGKILL)
 		p = startTidings(t, dir, address, config)
 	}
-	for range rounds(t, "TIDINGS_DATABASE_KILLS", 1) {
+	for range rounds(t, "CRASH_DATABASE_KILLS", 1) {
 		time.Sleep(500*time.Millisecond + time.Duration(random.Int64N(int64(2*time.Second))))
 		kills = append(kills, time.Now())
 		killDatabase(t, db)

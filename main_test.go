@@ -342,7 +342,7 @@ func TestDatabaseAway(t *testing.T) {
 	p := startTidings(t, dir, freeAddress(t), "mysql: {dsn: \""+db.DSN("tidings")+"\"}\n")
 	postMany(t, p.url, 20)
 	db.Stop()
-	away := time.Duration(rounds(t, "TIDINGS_SECONDS_AWAY", 5)) * time.Second
+	away := time.Duration(rounds(t, "CRASH_SECONDS_AWAY", 5)) * time.Second
 	for until := time.Now().Add(away); time.Now().Before(until); {
 		began := time.Now()
 		status, answer, header := post(p.url, `{"channels":["log"],"to":"x","text":"hi","request_id":"while-away"}`)

@@ -37,17 +37,18 @@ type Channel struct {
 	Slots        int // sends at the same time; default 100
 }
 
-// heldBytes bounds the content that claimed tasks keep in memory. A claim may exceed it by what one look returns.
-const heldBytes = 64 << 20
+// mostHeldBytes bounds the content that claimed tasks keep in memory. A claim may exceed it by what one look returns.
+const mostHeldBytes = 64 << 20
 
 // Engine moves tasks from the queue tables to their ends. Make it with New, run it with Start, end it with Stop.
 type Engine struct {
-	cfg     Config
-	log     *slog.Logger
-	store   *store.Store
-	pumps   map[msg.Channel]*pump
-	settler *settler
-	held    atomic.Int64 // bytes of claimed tasks that are not settled
+	cfg       Config
+	log       *slog.Logger
+	store     *store.Store
+	pumps     map[msg.Channel]*pump
+	settler   *settler
+	heldBytes atomic.Int64 // of claimed tasks that are not settled
+	held      sync.Map     // taskName → true: those tasks
 
 	claims      context.Context // ends when no more tasks may be taken or started
 	stopClaims  context.CancelFunc
@@ -113,15 +114,17 @@ func (e *Engine) Wake(lane msg.Lane, channel msg.Channel) {
 // done; nothing is left behind but what the database did not take.
 func (e *Engine) Stop(ctx context.Context) {
 	e.stopClaims()
-	e.loops.Wait()
-	sent := make(chan struct{})
-	go func() { e.workers.Wait(); close(sent) }()
+	done := make(chan struct{})
+	go func() { e.loops.Wait(); e.workers.Wait(); close(done) }()
 	select {
-	case <-sent:
+	case <-done:
 	case <-ctx.Done():
 		e.log.Warn("running attempts are given up: the time for stopping is over")
 		e.stopSends()
-		<-sent
+		// Workers may wait for a settler that waits for the database.
+		timer := time.AfterFunc(e.cfg.SettleBudget, e.settler.giveUp)
+		<-done
+		timer.Stop()
 	}
 	e.settler.close(e.cfg.SettleBudget)
 	e.stopSends()

@@ -441,3 +441,82 @@ func TestLeaseMustOutlastSend(t *testing.T) {
 		t.Fatal("a lease that may end during a send was accepted")
 	}
 }
+
+// A lock that a DBA holds on a row past its lease must not make this process take its own task for a lost one.
+func TestLockPastTheLease(t *testing.T) {
+	t.Parallel()
+	begun, end := make(chan struct{}), make(chan struct{})
+	b := setup(t, &script{send: func(context.Context, *sender.Message) sender.Verdict {
+		close(begun)
+		<-end
+		return sender.Verdict{Kind: sender.Success}
+	}}, shortLease)
+	b.send(t, 1, func(m *store.Message) { m.Category = msg.Marketing })
+	<-begun
+	dba, err := b.db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dba.Exec("SELECT * FROM t_msg_queue_middle WHERE msg_id > 0 FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	close(end)
+	time.Sleep(3 * time.Second) // the lease takes two
+	dba.Rollback()
+	b.await(t, 1, "t_msg_record WHERE status = 3 AND attempt = 1")
+	if n := b.count(t, "t_msg_attempt"); n != 0 {
+		t.Fatal("the task was recovered while its outcome was known")
+	}
+}
+
+// Stopping waits, within the settle budget, for a lock that holds an outcome up.
+func TestStopWaitsForALock(t *testing.T) {
+	t.Parallel()
+	begun, end := make(chan struct{}), make(chan struct{})
+	b := setup(t, &script{send: func(context.Context, *sender.Message) sender.Verdict {
+		close(begun)
+		<-end
+		return sender.Verdict{Kind: sender.Success}
+	}})
+	b.send(t, 1)
+	<-begun
+	dba, err := b.db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dba.Exec("SELECT * FROM t_msg_queue_middle WHERE msg_id > 0 FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(time.Second, func() { dba.Rollback() })
+	close(end)
+	b.stop()
+	if n := b.count(t, "t_msg_record WHERE status = 3"); n != 1 {
+		t.Fatal("stopped without the outcome")
+	}
+}
+
+// Outcomes that cannot be written at all hold up neither the others nor the end of the process.
+func TestUnwritableOutcomes(t *testing.T) {
+	t.Parallel()
+	b := setup(t, &script{send: func(_ context.Context, m *sender.Message) sender.Verdict {
+		if m.Receiver == "broken" {
+			return sender.Verdict{Kind: sender.Permanent, Text: "broken"}
+		}
+		return sender.Verdict{Kind: sender.Success}
+	}}, func(sc *store.Config, qc *queue.Config) { qc.SettleBudget = time.Second })
+	if _, err := b.db.Exec("ALTER TABLE t_msg_record ADD CONSTRAINT c_broken CHECK (receiver <> 'broken')"); err != nil {
+		t.Fatal(err)
+	}
+	b.send(t, 3, func(m *store.Message) { m.Tasks[0].Receiver = "broken" })
+	b.send(t, 1500)
+	b.send(t, 2, func(m *store.Message) { m.Tasks[0].Receiver, m.Lane = "broken", msg.High })
+	b.await(t, 1500, "t_msg_record WHERE status = 3")
+	began := time.Now()
+	b.stop()
+	if took := time.Since(began); took > 10*time.Second {
+		t.Fatalf("stopping took %v", took)
+	}
+	if n := b.count(t, "v_task WHERE receiver = 'broken' AND status = 1"); n != 5 {
+		t.Fatalf("%d of 5 broken tasks are still claimed", n)
+	}
+}

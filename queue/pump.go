@@ -79,7 +79,7 @@ func (p *pump) run(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		if p.engine.held.Load() <= heldBytes {
+		if p.engine.heldBytes.Load() <= mostHeldBytes {
 			p.pass(ctx, p.takeDue())
 		}
 	}
@@ -91,7 +91,7 @@ func (p *pump) idle() time.Duration {
 	if p.free == 0 {
 		return time.Hour // a slot that becomes free ends it
 	}
-	if p.engine.held.Load() > heldBytes {
+	if p.engine.heldBytes.Load() > mostHeldBytes {
 		return gatherWait
 	}
 	p.mu.Lock()
@@ -211,9 +211,9 @@ func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, er
 		e.finish(store.Outcome{Task: recorded[i], AlreadyRecorded: true})
 	}
 	p.free -= len(tasks)
-	for i := range tasks {
+	for _, t := range tasks { // each worker has its own copy: one slow send must not keep all contents in memory
 		e.workers.Go(func() {
-			p.work(&tasks[i])
+			p.work(&t)
 			p.finished <- struct{}{} // has room for every slot
 		})
 	}

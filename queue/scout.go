@@ -64,7 +64,7 @@ func (e *Engine) survey(ctx context.Context, mayRecover bool) bool {
 // recover takes tasks over from whoever held them, or waited for word of them, and decides what becomes of them.
 func (e *Engine) recover(ctx context.Context, p *pump, w store.Waiting) {
 	for {
-		tasks, err := e.store.Recover(ctx, w.Lane, w.Channel, w.Status, claimRows)
+		tasks, err := e.store.Recover(ctx, w.Lane, w.Channel, w.Status, claimRows, e.holds)
 		if err != nil {
 			e.log.Warn("cannot recover tasks", "channel", w.Channel, "lane", w.Lane, "err", err)
 			return

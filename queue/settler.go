@@ -13,11 +13,12 @@ import (
 )
 
 // settler writes outcomes in batches. It never gives an outcome up while the process lives: a lost database is waited for,
-// and a row that somebody has locked is tried again. When its queue is full, workers wait, and so pumps claim no more.
+// and a row that somebody has locked, or that cannot be written, is tried again by itself. When its queue is full, workers
+// wait, and so pumps claim no more.
 type settler struct {
 	engine  *Engine
 	batches *batch.Batcher[store.Outcome]
-	blocked atomic.Int64 // outcomes set aside because of somebody's lock
+	open    atomic.Int64 // outcomes handed over and not written yet
 	aside   sync.WaitGroup
 	hard    context.Context // ends when what is unwritten is left behind
 	giveUp  context.CancelFunc
@@ -29,7 +30,8 @@ const (
 	settleParallel = 2
 	settleQueue    = 1000
 	settleCall     = 10 * time.Second
-	blockedWait    = 500 * time.Millisecond
+	blockedWait    = 100 * time.Millisecond // before a locked row is tried again; short, because others recover it when its lease ends
+	brokenWait     = 5 * time.Second        // before a row that cannot be written is tried again
 )
 
 func newSettler(e *Engine) *settler {
@@ -44,15 +46,26 @@ func taskBytes(t *store.Task) int { return len(t.Content) + len(t.Params) + 512 
 
 // finish hands an outcome over. It blocks while the settler is behind.
 func (e *Engine) finish(o store.Outcome) {
-	if !e.settler.batches.Add(e.settler.hard, o) {
-		e.log.Error("an outcome is left unwritten: its task comes back when its lease ends", "msg_id", o.Task.MsgID, "channel", o.Task.Channel)
+	e.settler.open.Add(1)
+	e.settler.add(o)
+}
+
+func (s *settler) add(o store.Outcome) {
+	if !s.batches.Add(s.hard, o) {
+		s.leave(o)
 	}
 }
 
-// flush writes one batch, however long that takes.
+// leave gives an outcome up: the process ends.
+func (s *settler) leave(o store.Outcome) {
+	s.open.Add(-1)
+	s.engine.log.Error("an outcome is left unwritten: its task comes back when its lease ends", "msg_id", o.Task.MsgID, "channel", o.Task.Channel)
+}
+
+// flush writes one batch, however long the database is away.
 func (s *settler) flush(outcomes []store.Outcome) {
 	e := s.engine
-	for wait := 50 * time.Millisecond; len(outcomes) > 0; wait = min(2*wait, time.Second) {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		ctx, cancel := context.WithTimeout(s.hard, settleCall)
 		verdicts, err := e.store.Settle(ctx, outcomes)
 		cancel()
@@ -61,14 +74,20 @@ func (s *settler) flush(outcomes []store.Outcome) {
 			return
 		}
 		e.note(err)
-		if s.hard.Err() != nil {
-			e.log.Error("outcomes are left unwritten: their tasks come back when their leases end", "tasks", len(outcomes), "err", err)
+		e.log.Warn("cannot settle, trying again", "tasks", len(outcomes), "err", err)
+		if !errors.Is(err, store.ErrUnavailable) { // these rows' own trouble: the next batch must not wait for it
+			for _, o := range outcomes {
+				s.setAside(o, brokenWait)
+			}
 			return
 		}
-		e.log.Warn("cannot settle, trying again", "tasks", len(outcomes), "err", err)
 		select {
 		case <-time.After(wait):
 		case <-s.hard.Done():
+			for _, o := range outcomes {
+				s.leave(o)
+			}
+			return
 		}
 	}
 }
@@ -80,17 +99,15 @@ func (s *settler) judge(outcomes []store.Outcome, verdicts []store.Settled) (lef
 		o := &outcomes[i]
 		switch verdict {
 		case store.Done:
-			e.release(o)
-			if o.State == msg.Ready && !o.AlreadyRecorded {
-				if p := e.pumps[o.Task.Channel]; p != nil {
-					p.lookAt(o.Task.Lane, e.localTime(o.Next))
-				}
+			s.done(o)
+			if p := e.pumps[o.Task.Channel]; p != nil && o.State == msg.Ready && !o.AlreadyRecorded {
+				p.lookAt(o.Task.Lane, e.localTime(o.Next))
 			}
 		case store.Lost:
-			e.release(o)
+			s.done(o)
 			e.log.Warn("a task was no longer ours when its attempt ended: left alone", "msg_id", o.Task.MsgID, "channel", o.Task.Channel, "state", o.State)
 		case store.Blocked:
-			s.setAside(*o)
+			s.setAside(*o, blockedWait)
 		default:
 			left = append(left, *o)
 		}
@@ -98,31 +115,35 @@ func (s *settler) judge(outcomes []store.Outcome, verdicts []store.Settled) (lef
 	return left
 }
 
+func (s *settler) done(o *store.Outcome) {
+	s.engine.release(&o.Task)
+	s.open.Add(-1)
+}
+
 // setAside tries an outcome again in a while. Meanwhile it is nobody's burden.
-func (s *settler) setAside(o store.Outcome) {
-	s.blocked.Add(1)
+func (s *settler) setAside(o store.Outcome, wait time.Duration) {
 	s.aside.Go(func() {
-		defer s.blocked.Add(-1)
 		select {
-		case <-time.After(blockedWait):
+		case <-time.After(wait):
 		case <-s.hard.Done():
 		}
-		s.engine.finish(o)
+		s.add(o)
 	})
 }
 
-// close writes what waits, and gives up after a time that a dead database would otherwise make endless.
+// close writes what is open, and gives up after a time that a dead database would otherwise make endless. Nothing may be
+// handed over any more.
 func (s *settler) close(budget time.Duration) {
 	timer := time.AfterFunc(budget, s.giveUp)
 	defer timer.Stop()
-	for s.blocked.Load() > 0 && s.hard.Err() == nil {
+	for s.open.Load() > 0 && s.hard.Err() == nil {
 		select {
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(2 * time.Millisecond):
 		case <-s.hard.Done():
 		}
 	}
-	s.batches.Close()
 	s.giveUp()
+	s.batches.Close()
 	s.aside.Wait()
 }
 
@@ -133,13 +154,32 @@ func (e *Engine) note(err error) {
 	}
 }
 
+// hold notes tasks that this process has claimed and not settled.
 func (e *Engine) hold(tasks []store.Task) {
 	for i := range tasks {
-		e.held.Add(int64(taskBytes(&tasks[i])))
+		e.heldBytes.Add(int64(taskBytes(&tasks[i])))
+		e.held.Store(nameOf(&tasks[i]), true)
 	}
 }
 
-func (e *Engine) release(o *store.Outcome) { e.held.Add(-int64(taskBytes(&o.Task))) }
+func (e *Engine) release(t *store.Task) {
+	e.heldBytes.Add(-int64(taskBytes(t)))
+	e.held.Delete(nameOf(t))
+}
+
+// holds tells whether this process has a task in its hands, be its lease over or not: its outcome is known here, or will be.
+func (e *Engine) holds(t *store.Task) bool {
+	_, ok := e.held.Load(nameOf(t))
+	return ok
+}
+
+// taskName is a task, whoever holds it.
+type taskName struct {
+	msgID   uint64
+	channel msg.Channel
+}
+
+func nameOf(t *store.Task) taskName { return taskName{t.MsgID, t.Channel} }
 
 // localTime is an instant of the database's clock by this process's monotonic one.
 func (e *Engine) localTime(t time.Time) time.Time { return time.Now().Add(t.Sub(e.store.Now())) }

@@ -57,10 +57,14 @@ func render(t *store.Task) (*sender.Message, error) {
 	if err := json.Unmarshal(t.Content, &content); err != nil {
 		return nil, fmt.Errorf("the content column is not a content object")
 	}
-	return &sender.Message{
+	m := &sender.Message{
 		Key: t.Key(), MsgID: t.MsgID, Channel: t.Channel, Category: t.Category, Receiver: t.Receiver,
 		Subject: content.Subject, Text: content.Text, HTML: content.HTML, Attempt: t.Attempt, Created: t.Created,
-	}, nil
+	}
+	for _, a := range content.Attachments {
+		m.Attachments = append(m.Attachments, sender.Attachment(a))
+	}
+	return m, nil
 }
 
 // log says how an attempt ended: one line, quiet while all is well.

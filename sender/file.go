@@ -88,3 +88,12 @@ func reason(err error) string {
 	}
 	return "cannot write the file"
 }
+
+// Probe writes nothing, but would.
+func (p *fileProvider) Probe(context.Context) error {
+	f, err := os.CreateTemp(p.dir, ".writing-*")
+	if err != nil {
+		return errors.New(reason(err))
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}

@@ -5,6 +5,7 @@ package sender
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -104,15 +105,16 @@ type Env struct {
 
 type provider struct {
 	channels []msg.Channel // that it can serve
+	settings any           // its settings' struct, for the names of its keys
 	open     func(Env, Settings) (Provider, error)
 }
 
 var types = map[string]provider{
-	"log":     {msg.Channels, openLog},
-	"file":    {[]msg.Channel{msg.Email}, openFile},
-	"smtp":    {[]msg.Channel{msg.Email}, openSMTP},
-	"webhook": {[]msg.Channel{msg.Webhook}, openWebhook},
-	"feishu":  {[]msg.Channel{msg.Feishu}, openFeishu},
+	"log":     {msg.Channels, logConfig{}, openLog},
+	"file":    {[]msg.Channel{msg.Email}, fileConfig{}, openFile},
+	"smtp":    {[]msg.Channel{msg.Email}, smtpConfig{}, openSMTP},
+	"webhook": {[]msg.Channel{msg.Webhook}, webhookConfig{}, openWebhook},
+	"feishu":  {[]msg.Channel{msg.Feishu}, feishuConfig{}, openFeishu},
 }
 
 // Open makes the provider of a type. Unknown types and settings are errors that name them.
@@ -126,6 +128,19 @@ func Open(kind string, env Env, settings Settings) (Provider, error) {
 
 // Serves tells whether providers of a type can serve a channel.
 func Serves(kind string, c msg.Channel) bool { return slices.Contains(types[kind].channels, c) }
+
+// Keys lists the settings of a type.
+func Keys(kind string) (keys []string) {
+	t, ok := types[kind]
+	if !ok {
+		return nil
+	}
+	fields := reflect.TypeOf(t.settings)
+	for i := range fields.NumField() {
+		keys = append(keys, fields.Field(i).Tag.Get("mapstructure"))
+	}
+	return keys
+}
 
 // Types lists the types of providers.
 func Types() []string {

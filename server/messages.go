@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"mime"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"tidings/internal/admit"
+	"tidings/internal/msg"
 	"tidings/store"
 )
 
@@ -176,31 +178,103 @@ func ended(status string) bool {
 	return status != "scheduled" && status != "dispatched" && status != "sending"
 }
 
-type findInput struct {
-	RequestID string `query:"request_id" required:"true" minLength:"1" doc:"The caller's key for the message."`
+type listInput struct {
+	RequestID string `query:"request_id" doc:"The caller's key of one message. Goes with no other filter."`
+	Source    string `query:"source" doc:"The caller that sent the messages in."`
+	Receiver  string `query:"receiver" doc:"The receiver, as the messages show it."`
+	Channel   string `query:"channel" enum:"email,sms,feishu,inbox,push,webhook,dingtalk,wecom,log"`
+	Status    string `query:"status" enum:"scheduled,dispatched,sending,success,partial,failed,expired,cancelled,skipped"`
+	Since     string `query:"since" doc:"Accepted at or after: RFC 3339, or Unix milliseconds."`
+	Until     string `query:"until" doc:"Accepted before: RFC 3339, or Unix milliseconds."`
+	Limit     int    `query:"limit" minimum:"1" maximum:"500" default:"50"`
+	Cursor    string `query:"cursor" doc:"next_cursor of the page before."`
 }
 
-type findOutput struct {
-	Body struct {
-		Data []Message `json:"data"`
+type listOutput struct{ Body MessageList }
+
+// MessageList is a page of messages, the newest first.
+type MessageList struct {
+	Data       []Message `json:"data"`
+	NextCursor string    `json:"next_cursor,omitempty" doc:"Where the next page begins. A page may be short, or empty, and still have a next one: each examines a bounded number of rows."`
+}
+
+// list shows messages by filter, or the one of a request id: a list of one, or of none.
+func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
+	var (
+		page store.Page
+		err  error
+	)
+	if in.RequestID != "" {
+		page, err = s.byRequest(ctx, in.RequestID)
+	} else {
+		filter, problems := in.filter()
+		if len(problems) > 0 {
+			return nil, faulty(problems)
+		}
+		page, err = s.cfg.Store.List(ctx, filter)
 	}
+	if err != nil {
+		return nil, s.answer(ctx, err)
+	}
+	out := listOutput{Body: MessageList{Data: []Message{}}}
+	for i := range page.Messages {
+		out.Body.Data = append(out.Body.Data, view(&page.Messages[i]))
+	}
+	if page.Next > 0 {
+		out.Body.NextCursor = formatID(page.Next)
+	}
+	return &out, nil
 }
 
-// find answers for the message of a request id: a list of one, or of none.
-func (s *Server) find(ctx context.Context, in *findInput) (*findOutput, error) {
-	var out findOutput
-	out.Body.Data = []Message{}
-	msgID, err := s.cfg.Store.MessageByRequest(ctx, DefaultSource, in.RequestID)
+func (s *Server) byRequest(ctx context.Context, requestID string) (page store.Page, err error) {
+	msgID, err := s.cfg.Store.MessageByRequest(ctx, DefaultSource, requestID)
 	if err == nil {
 		var m *store.MessageView
 		if m, err = s.cfg.Store.Message(ctx, msgID); err == nil {
-			out.Body.Data = append(out.Body.Data, view(m))
+			page.Messages = []store.MessageView{*m}
 		}
 	}
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
-		return nil, s.answer(ctx, err)
+	if errors.Is(err, store.ErrNotFound) {
+		return store.Page{}, nil
 	}
-	return &out, nil
+	return page, err
+}
+
+// filter reads the query. What huma has checked already is not checked again.
+func (in *listInput) filter() (f store.Filter, problems []admit.Problem) {
+	fault := func(field string, err error) {
+		problems = append(problems, admit.Problem{Field: field, Code: admit.CodeInvalid, Message: err.Error()})
+	}
+	f = store.Filter{SourceID: cmp.Or(in.Source, DefaultSource), Receiver: in.Receiver, Status: in.Status, Limit: in.Limit}
+	var err error
+	if in.Channel != "" {
+		if f.Channel, err = msg.ParseChannel(in.Channel); err != nil {
+			fault("channel", err)
+		}
+	}
+	for field, into := range map[string]*time.Time{"since": &f.Since, "until": &f.Until} {
+		text := map[string]string{"since": in.Since, "until": in.Until}[field]
+		if text == "" {
+			continue
+		}
+		if *into, err = admit.ParseTime(numberOrText(text)); err != nil {
+			fault(field, err)
+		}
+	}
+	if in.Cursor != "" {
+		if f.Before, err = strconv.ParseUint(in.Cursor, 10, 63); err != nil || f.Before == 0 {
+			fault("cursor", errors.New("is no next_cursor of a page"))
+		}
+	}
+	return f, problems
+}
+
+// numberOrText gives a query's value the type that JSON would have given it.
+func numberOrText(text string) any {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return float64(n)
+	}
+	return text
 }
 
 func view(m *store.MessageView) Message {

@@ -87,9 +87,9 @@ func (s *Server) routes(api huma.API) {
 		Tags: []string{"messages"},
 	}, s.message)
 	huma.Register(api, huma.Operation{
-		OperationID: "find-messages", Method: http.MethodGet, Path: "/api/messages", Summary: "Find the message of a request_id",
+		OperationID: "list-messages", Method: http.MethodGet, Path: "/api/messages", Summary: "List messages, or find the one of a request_id",
 		Tags: []string{"messages"},
-	}, s.find)
+	}, s.list)
 	huma.Register(api, huma.Operation{
 		OperationID: "live", Method: http.MethodGet, Path: "/livez", Summary: "Is the process alive?", Tags: []string{"health"},
 	}, s.live)

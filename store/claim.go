@@ -43,40 +43,67 @@ const lookBytes = 8 << 20
 // attempt that the caller is about to make is counted already. Tasks that have a record (only a hand-made copy can) have
 // ended already: they are returned in recorded, claimed but not to be sent.
 func (s *Store) Claim(ctx context.Context, lane msg.Lane, channel msg.Channel, limit int) (tasks, recorded []Task, err error) {
-	seen, err := s.read(ctx, fmt.Sprintf(sqlLook, queueTable(lane)), lane, lookBytes, channel, limit)
-	if err != nil || len(seen) == 0 {
-		return nil, nil, public(err)
+	tasks, recorded, passed, err := s.claimOnce(ctx, lane, channel, limit, limit, nil)
+	if err != nil || len(passed) == 0 {
+		return tasks, recorded, public(err)
+	}
+	// The oldest rows were not to be had. Others behind them may be, however few slots there are to look with.
+	rest := limit - len(tasks) - len(recorded)
+	more, moreRecorded, _, err := s.claimOnce(ctx, lane, channel, rest, 2*limit+100, passed)
+	if err != nil && len(tasks)+len(recorded) > 0 {
+		err = nil // what was claimed must be worked on; the next claim meets the same trouble
+	}
+	return append(tasks, more...), append(recorded, moreRecorded...), public(err)
+}
+
+// claimOnce looks at rows, leaves out those in skip, and claims up to limit. passed are ids that were looked at in vain.
+func (s *Store) claimOnce(ctx context.Context, lane msg.Lane, channel msg.Channel, limit, look int, skip []uint64) (tasks, recorded []Task, passed []uint64, err error) {
+	seen, err := s.read(ctx, fmt.Sprintf(sqlLook, queueTable(lane)), lane, lookBytes, channel, look)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	seen = slices.DeleteFunc(seen, func(t Task) bool { return slices.Contains(skip, t.MsgID) })
+	if len(seen) == 0 {
+		return nil, nil, nil, nil
 	}
 	done, err := s.recorded(ctx, channel, seen)
 	if err != nil {
-		return nil, nil, public(err)
+		return nil, nil, nil, err
 	}
 	newest := seen[len(seen)-1].Next
-	tasks, err = s.take(ctx, lane, channel, seen, func(owner, ids string, n int) (string, []any) {
-		return fmt.Sprintf(sqlClaim, queueTable(lane), ids), []any{channel, newest, n, owner, s.cfg.Lease.Microseconds()}
+	tasks, err = s.take(ctx, lane, channel, seen, limit, func(owner, ids string) (string, []any) {
+		return fmt.Sprintf(sqlClaim, queueTable(lane), ids), []any{channel, newest, limit, owner, s.cfg.Lease.Microseconds()}
 	}, func(t *Task) { t.Attempt++ })
-	if len(done) == 0 {
-		return tasks, nil, public(err)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if len(tasks) < min(len(seen), limit) {
+		for i := range seen {
+			passed = append(passed, seen[i].MsgID)
+		}
 	}
 	for _, t := range tasks {
 		if slices.Contains(done, t.MsgID) {
 			recorded = append(recorded, t)
 		}
 	}
-	tasks = slices.DeleteFunc(tasks, func(t Task) bool { return slices.Contains(done, t.MsgID) })
-	return tasks, recorded, public(err)
+	return slices.DeleteFunc(tasks, func(t Task) bool { return slices.Contains(done, t.MsgID) }), recorded, passed, nil
 }
 
-// Recover takes up to limit tasks whose lease (status Sending) or wait (Unknown) is over. Nobody knows how their last attempt
-// ended; it is not counted again. Each task keeps the status that it was found in.
-func (s *Store) Recover(ctx context.Context, lane msg.Lane, channel msg.Channel, status msg.State, limit int) ([]Task, error) {
+// Recover takes up to limit tasks whose lease (status Sending) or wait (Unknown) is over, but for those that skip names.
+// Nobody knows how their last attempt ended; it is not counted again. Each task keeps the status that it was found in.
+func (s *Store) Recover(ctx context.Context, lane msg.Lane, channel msg.Channel, status msg.State, limit int, skip func(*Task) bool) ([]Task, error) {
 	seen, err := s.read(ctx, fmt.Sprintf(sqlLookOverdue, queueTable(lane)), lane, lookBytes, channel, status, limit)
-	if err != nil || len(seen) == 0 {
+	if err != nil {
 		return nil, public(err)
 	}
+	seen = slices.DeleteFunc(seen, func(t Task) bool { return skip(&t) })
+	if len(seen) == 0 {
+		return nil, nil
+	}
 	newest := seen[len(seen)-1].Next
-	tasks, err := s.take(ctx, lane, channel, seen, func(owner, ids string, n int) (string, []any) {
-		return fmt.Sprintf(sqlRecover, queueTable(lane), ids), []any{channel, status, newest, n, owner, s.cfg.Lease.Microseconds()}
+	tasks, err := s.take(ctx, lane, channel, seen, limit, func(owner, ids string) (string, []any) {
+		return fmt.Sprintf(sqlRecover, queueTable(lane), ids), []any{channel, status, newest, limit, owner, s.cfg.Lease.Microseconds()}
 	}, func(*Task) {})
 	for i := range tasks {
 		tasks[i].Status = status
@@ -84,16 +111,16 @@ func (s *Store) Recover(ctx context.Context, lane msg.Lane, channel msg.Channel,
 	return tasks, public(err)
 }
 
-// take claims looked-at tasks by one statement, and drops those that were not to be had. changed does to a task in memory
-// what the statement does to its row.
-func (s *Store) take(ctx context.Context, lane msg.Lane, channel msg.Channel, seen []Task,
-	claim func(owner, ids string, n int) (string, []any), changed func(*Task),
-) ([]Task, error) {
+// take claims up to limit of the looked-at tasks by one statement, and drops those that were not to be had. changed does to a
+// task in memory what the statement does to its row. It leaves seen as it was, but for the order.
+func (s *Store) take(ctx context.Context, lane msg.Lane, channel msg.Channel, seen []Task, limit int,
+	claim func(owner, ids string) (string, []any), changed func(*Task),
+) (tasks []Task, err error) {
 	slices.SortFunc(seen, func(a, b Task) int { return cmp.Compare(a.MsgID, b.MsgID) })
 	owner, ids, started := s.NewOwner(), idList(seen), time.Now()
-	query, args := claim(owner, ids, len(seen))
+	query, args := claim(owner, ids)
 	var taken int64
-	err := s.again(ctx, func() error {
+	err = s.again(ctx, func() error {
 		res, err := s.db.ExecContext(ctx, query, args...)
 		if err != nil {
 			return err
@@ -103,23 +130,24 @@ func (s *Store) take(ctx context.Context, lane msg.Lane, channel msg.Channel, se
 	})
 	switch {
 	case err == nil && int(taken) == len(seen):
-		for i := range seen {
-			changed(&seen[i])
-			seen[i].Status, seen[i].Owner = msg.Sending, owner
+		tasks = slices.Clone(seen)
+		for i := range tasks {
+			changed(&tasks[i])
+			tasks[i].Status, tasks[i].Owner = msg.Sending, owner
 		}
 	case err == nil && taken == 0:
 		return nil, nil
 	case err == nil || isLost(err): // others were faster, or the answer did not arrive: the owner tells which are ours
-		if seen, err = s.mine(ctx, lane, channel, ids, owner); err != nil {
+		if tasks, err = s.mine(ctx, lane, channel, ids, owner); err != nil {
 			return nil, err
 		}
 	default:
 		return nil, err
 	}
-	for i := range seen {
-		seen[i].LeaseEnd = started.Add(s.cfg.Lease)
+	for i := range tasks {
+		tasks[i].LeaseEnd = started.Add(s.cfg.Lease)
 	}
-	return seen, nil
+	return tasks, nil
 }
 
 // mine reads back what a claim took. It waits for a lost database: rows that are ours and that nobody knows of would count
@@ -157,8 +185,7 @@ func (s *Store) read(ctx context.Context, query string, lane msg.Lane, mostBytes
 // recorded finds the tasks that have a record.
 func (s *Store) recorded(ctx context.Context, channel msg.Channel, tasks []Task) (ids []uint64, err error) {
 	oldest := slices.MinFunc(tasks, func(a, b Task) int { return a.Created.Compare(b.Created) }).Created
-	// A second of slack: finish_time comes from a process's copy of the database's clock.
-	err = s.db.SelectContext(ctx, &ids, fmt.Sprintf(sqlRecorded, idList(tasks)), channel, oldest.Add(-time.Second))
+	err = s.db.SelectContext(ctx, &ids, fmt.Sprintf(sqlRecorded, idList(tasks)), channel, oldest.Add(-clockSlack))
 	return ids, err
 }
 

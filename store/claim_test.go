@@ -134,6 +134,10 @@ func TestClaimPassesLockedRows(t *testing.T) {
 	if waited := time.Since(started); waited > time.Second {
 		t.Fatalf("the claim waited %v", waited)
 	}
+	fill(t, s, 1)
+	if tasks := claim(t, s, 1); len(tasks) != 1 { // with one slot to look with, and locked rows at the head
+		t.Fatalf("%d tasks claimed behind two locked rows", len(tasks))
+	}
 	dba.Rollback()
 	if tasks := claim(t, s, 10); len(tasks) != 2 {
 		t.Fatalf("%d tasks after the locks were gone", len(tasks))
@@ -246,19 +250,21 @@ func TestClaimFindsRecorded(t *testing.T) {
 	}
 }
 
+func none(*store.Task) bool { return false }
+
 func TestRecover(t *testing.T) {
 	t.Parallel()
 	dsn := testdb.New(t)
 	s := testdb.Open(t, store.Config{DSN: dsn})
 	fill(t, s, 3)
 	tasks := claim(t, s, 3)
-	got, err := s.Recover(context.Background(), msg.Middle, msg.Log, msg.Sending, 10)
+	got, err := s.Recover(context.Background(), msg.Middle, msg.Log, msg.Sending, 10, none)
 	if err != nil || len(got) != 0 {
 		t.Fatalf("living leases were recovered: %d, %v", len(got), err)
 	}
 	db := raw(t, dsn)
 	run(t, db, "UPDATE t_msg_queue_middle SET next_time = UTC_TIMESTAMP(3) - INTERVAL 1 SECOND WHERE msg_id = ?", tasks[1].MsgID)
-	got, err = s.Recover(context.Background(), msg.Middle, msg.Log, msg.Sending, 10)
+	got, err = s.Recover(context.Background(), msg.Middle, msg.Log, msg.Sending, 10, none)
 	if err != nil || len(got) != 1 || got[0].MsgID != tasks[1].MsgID || got[0].Attempt != 1 || got[0].Status != msg.Sending || got[0].Owner == tasks[1].Owner {
 		t.Fatalf("recovered %+v, %v", got, err)
 	}

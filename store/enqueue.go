@@ -6,14 +6,18 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jmoiron/sqlx"
+	"golang.org/x/sync/semaphore"
 
 	"tidings/internal/batch"
+	"tidings/internal/id"
 	"tidings/internal/msg"
 )
 
@@ -52,6 +56,7 @@ type pending struct {
 	err    error
 	done   chan struct{}
 	size   int
+	gone   atomic.Bool // the caller has given up: nothing needs to be accepted any more
 }
 
 func (p *pending) finish(result Accepted, err error) {
@@ -64,12 +69,16 @@ const (
 	enqueueRows     = 500
 	enqueueParallel = 2
 	enqueueQueue    = 4096
+	enqueueBytes    = 64 << 20 // of messages whose callers wait
 	maxBatchBytes   = 1 << 20
+	enqueueAlone    = 16 // messages accepted alone at the same time
 )
 
 func (s *Store) startEnqueues() {
 	limits := batch.Limits{Items: enqueueRows, Bytes: min(maxBatchBytes, s.packet/4), Parallel: enqueueParallel, QueueSize: enqueueQueue}
 	s.enqueues = batch.New(limits, func(p *pending) int { return p.size }, s.accept)
+	s.waitingBytes = semaphore.NewWeighted(enqueueBytes)
+	s.alone = semaphore.NewWeighted(enqueueAlone)
 }
 
 // Enqueue accepts a message: when it returns without an error, the message and its key are committed. Concurrent callers
@@ -82,6 +91,11 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
+	size := int64(min(p.size, enqueueBytes))
+	if s.waitingBytes.Acquire(ctx, size) != nil {
+		return Accepted{}, fmt.Errorf("%w: too many messages wait to be accepted", ErrUnavailable)
+	}
+	defer s.waitingBytes.Release(size)
 	if !s.enqueues.Add(ctx, p) {
 		return Accepted{}, fmt.Errorf("%w: too many messages wait to be accepted", ErrUnavailable)
 	}
@@ -89,6 +103,7 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 	case <-p.done:
 		return p.result, p.err
 	case <-ctx.Done():
+		p.gone.Store(true)
 		return Accepted{}, fmt.Errorf("%w: no commit in time", ErrUnavailable)
 	}
 }
@@ -139,11 +154,57 @@ func requestKey(requestID string, msgID uint64) (key [sha256.Size]byte) {
 	return key
 }
 
-// accept is one flush of the shared batch.
+// accept is one flush of the shared batch. Messages whose caller has gone are left out, and those whose key somebody held
+// locked a moment ago go alone, so that they hold up nobody else.
 func (s *Store) accept(batch []*pending) {
+	shared := make([]*pending, 0, len(batch))
+	for _, p := range batch {
+		switch {
+		case p.gone.Load():
+			p.finish(Accepted{}, ErrUnavailable)
+		case s.isHeld(p):
+			s.acceptAlone(p)
+		default:
+			shared = append(shared, p)
+		}
+	}
+	if len(shared) > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
+		defer cancel()
+		s.acceptAll(ctx, shared)
+	}
+}
+
+// acceptAlone accepts a message in a transaction of its own, in the background.
+func (s *Store) acceptAlone(p *pending) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
-	defer cancel()
-	s.acceptAll(ctx, batch)
+	if s.alone.Acquire(ctx, 1) != nil {
+		cancel()
+		p.finish(Accepted{}, ErrBusy)
+		return
+	}
+	s.background.Go(func() {
+		defer cancel()
+		defer s.alone.Release(1)
+		s.acceptAll(ctx, []*pending{p})
+		if errors.Is(p.err, ErrBusy) || ctx.Err() != nil {
+			s.held.Store(keyName{p.SourceID, p.key}, time.Now().Add(heldFor))
+		} else {
+			s.held.Delete(keyName{p.SourceID, p.key})
+		}
+	})
+}
+
+// heldFor is how long a key that was found locked is kept out of shared batches.
+const heldFor = 10 * time.Second
+
+func (s *Store) isHeld(p *pending) bool {
+	until, ok := s.held.Load(keyName{p.SourceID, p.key})
+	if ok && time.Now().After(until.(time.Time)) {
+		s.held.Delete(keyName{p.SourceID, p.key})
+		return false
+	}
+	return ok
 }
 
 const optimisticRounds = 3
@@ -173,7 +234,13 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending) {
 		case isLost(err) && ctx.Err() == nil && round < retries: // perhaps committed: ask, then try again
 			pause(ctx, 50*time.Millisecond)
 			batch = s.answerKnown(ctx, batch)
-		case len(batch) > 1 && !isLost(err) && !mustStartAgain(err) && ctx.Err() == nil: // one bad row: the others must not suffer
+		case len(batch) > 1 && isLockWait(err): // somebody holds one of the keys: the others must not wait for it
+			for _, p := range batch {
+				s.acceptAlone(p)
+			}
+			return
+		case isLockWait(err) && ctx.Err() == nil && round < retries:
+		case len(batch) > 1 && !isLost(err) && !mustStartAgain(err) && ctx.Err() == nil: // one bad row: nor for that
 			s.acceptAll(ctx, batch[:len(batch)/2])
 			s.acceptAll(ctx, batch[len(batch)/2:])
 			return
@@ -233,8 +300,9 @@ const (
 	sqlInsertKeys  = "INSERT /* tidings:accept-keys */ INTO t_idempotency (source_id, request_hash, msg_id, body_hash, expire_time) VALUES "
 	sqlInsertTasks = "INSERT /* tidings:accept-tasks */ INTO %s (msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, " +
 		"content, attempt_limit, due_time, next_time, expire_time, create_time, modify_time) VALUES "
-	keyGroup  = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
-	taskGroup = "(?,?,?,?,?,?,?,?,?,?,UTC_TIMESTAMP(3),UTC_TIMESTAMP(3),?,UTC_TIMESTAMP(3),UTC_TIMESTAMP(3))"
+	keyGroup = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
+	// create_time is the id's own time, so that both sort alike: lists page by id over indexes that hold create_time.
+	taskGroup = "(?,?,?,?,?,?,?,?,?,?,UTC_TIMESTAMP(3),UTC_TIMESTAMP(3),?,?,UTC_TIMESTAMP(3))"
 	sqlKeys   = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
 )
 
@@ -283,11 +351,11 @@ func insertTasks(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, batch []*pendi
 	var b strings.Builder
 	fmt.Fprintf(&b, sqlInsertTasks, queueTable(lane))
 	values(&b, taskGroup, rows)
-	args := make([]any, 0, 11*rows)
+	args := make([]any, 0, 12*rows)
 	for _, p := range own {
 		for _, t := range p.Tasks {
 			args = append(args, p.id, t.Channel, p.SourceID, p.RequestID, p.BatchID, p.Category.String(), lane.String(), t.Receiver,
-				jsonArg(p.Content), p.AttemptLimit, p.Expire)
+				jsonArg(p.Content), p.AttemptLimit, p.Expire, id.Time(p.id))
 		}
 	}
 	_, err := tx.ExecContext(ctx, b.String(), args...)

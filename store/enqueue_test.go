@@ -212,3 +212,48 @@ func BenchmarkEnqueueBatch500(b *testing.B) {
 	}
 	b.ReportMetric(float64(500*b.N)/b.Elapsed().Seconds(), "messages/s")
 }
+
+// A key that somebody holds locked holds up those who ask for it, and nobody else.
+func TestHeldKeyHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn, Timeout: 4 * time.Second})
+	dba, err := raw(t, dsn).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dba.Rollback()
+	run(t, dba, "INSERT INTO t_idempotency VALUES ('default', UNHEX(SHA2('held', 256)), 1, UNHEX(SHA2('x', 256)), UTC_TIMESTAMP(3))")
+	stop := make(chan struct{})
+	var held, others sync.WaitGroup
+	for range 2 {
+		held.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					if _, err := s.Enqueue(context.Background(), message("held")); err == nil {
+						t.Error("accepted under a key that is not decided")
+					}
+				}
+			}
+		})
+	}
+	var refused atomic.Int32
+	for caller := range 20 {
+		others.Go(func() {
+			for i := range 20 {
+				if _, err := s.Enqueue(context.Background(), message(fmt.Sprint(caller, "-", i))); err != nil {
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	others.Wait()
+	close(stop)
+	held.Wait()
+	if n := refused.Load(); n != 0 {
+		t.Fatalf("%d messages were refused for somebody else's key", n)
+	}
+}

@@ -51,14 +51,14 @@ func number(err error) uint16 {
 
 func isDuplicate(err error) bool { return number(err) == erDuplicateKey }
 
+// isConflict tells whether the server undid the transaction because of others, and would let it pass the next time.
+func isConflict(err error) bool { return number(err) == erDeadlock || number(err) == erSnapshot }
+
+// isLockWait tells whether somebody has held a lock for longer than innodb_lock_wait_timeout.
+func isLockWait(err error) bool { return number(err) == erLockWait }
+
 // mustStartAgain tells whether the server undid the transaction, or a statement of it, for a reason that passes.
-func mustStartAgain(err error) bool {
-	switch number(err) {
-	case erDeadlock, erLockWait, erSnapshot:
-		return true
-	}
-	return false
-}
+func mustStartAgain(err error) bool { return isConflict(err) || isLockWait(err) }
 
 // isLost tells whether the connection or the server went away. Whether a COMMIT was carried out is then unknown.
 func isLost(err error) bool {

@@ -43,7 +43,12 @@ func Migrate(ctx context.Context, cfg Config) (applied int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("migrate: %w", err)
 	}
-	return len(results), ensurePartitions(ctx, db, cfg.Log)
+	err = ensurePartitions(ctx, db, cfg.Log)
+	if isLockWait(err) { // somebody reads history: rows go into the last partition meanwhile, and upkeep tries again
+		cfg.Log.Warn("cannot make the coming days' partitions now", "err", err)
+		err = nil
+	}
+	return len(results), err
 }
 
 func migrationProvider(db *sql.DB, log *slog.Logger) (*goose.Provider, error) {
@@ -150,12 +155,30 @@ func splitDays(ctx context.Context, db *sql.DB, table string, now time.Time) (ma
 	if len(parts) == 0 {
 		return 0, nil
 	}
-	_, err = db.ExecContext(ctx, "ALTER /* tidings:partition-split */ TABLE "+table+" REORGANIZE PARTITION p_future INTO ("+
+	err = alterBriefly(ctx, db, "ALTER /* tidings:partition-split */ TABLE "+table+" REORGANIZE PARTITION p_future INTO ("+
 		strings.Join(parts, ", ")+", PARTITION p_future VALUES LESS THAN (MAXVALUE))")
 	if n := number(err); n == erSamePartition || n == erPartitionOrder { // another node was faster
 		return 0, nil
 	}
 	return len(parts), err
+}
+
+// alterBriefly changes a table, or gives up after a second: while an ALTER waits for somebody's long read to end, every
+// insert into the table waits behind it.
+func alterBriefly(ctx context.Context, db *sql.DB, statement string) (err error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if _, err := conn.ExecContext(ctx, "SET /* tidings:alter-wait */ SESSION lock_wait_timeout = 1"); err != nil {
+		return err
+	}
+	_, err = conn.ExecContext(ctx, statement)
+	if _, reset := conn.ExecContext(ctx, "SET /* tidings:alter-wait-reset */ SESSION lock_wait_timeout = 10"); err == nil {
+		err = reset
+	}
+	return err
 }
 
 func partitionsOf(ctx context.Context, db *sql.DB, table string) (names map[string]bool, err error) {

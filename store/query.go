@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,18 +42,17 @@ type AttemptView struct {
 	Time     time.Time   `db:"create_time"`
 }
 
-// One statement over all places, so that a task that moves meanwhile is seen exactly once.
-var sqlMessage = func() string {
-	const where = " WHERE msg_id = ?"
+// One statement over all places, so that a task that moves meanwhile is seen exactly once. No record ends before its message
+// began: that bound leaves out the partitions of earlier days.
+var sqlMessages = func() string {
 	var parts []string
 	for _, l := range msg.Lanes {
-		parts = append(parts, "SELECT "+taskColumns+", NULL AS finish_time, '' AS provider_msg_id, 0 AS latency_ms FROM "+queueTable(l)+where)
+		parts = append(parts, "SELECT "+taskColumns+", NULL AS finish_time, '' AS provider_msg_id, 0 AS latency_ms FROM "+queueTable(l)+" WHERE msg_id IN (%[1]s)")
 	}
 	parts = append(parts,
-		"SELECT "+taskColumns+", NULL, '', 0 FROM t_msg_dead"+where,
-		// No record ends before its message began: the bound leaves out the partitions of earlier days.
-		"SELECT "+taskColumns+", finish_time, provider_msg_id, latency_ms FROM t_msg_record"+where+" AND finish_time >= ?")
-	return strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:message */ ", 1) + " ORDER BY channel"
+		"SELECT "+taskColumns+", NULL, '', 0 FROM t_msg_dead WHERE msg_id IN (%[1]s)",
+		"SELECT "+taskColumns+", finish_time, provider_msg_id, latency_ms FROM t_msg_record WHERE msg_id IN (%[1]s) AND finish_time >= ?")
+	return strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:messages */ ", 1) + " ORDER BY msg_id DESC, channel"
 }()
 
 const (
@@ -68,9 +68,29 @@ func (s *Store) Message(ctx context.Context, msgID uint64) (*MessageView, error)
 	if msgID == 0 {
 		return nil, ErrNotFound
 	}
-	m := &MessageView{MsgID: msgID}
-	began := id.Time(msgID).Add(-time.Second)
-	rows, err := s.db.QueryContext(ctx, sqlMessage, msgID, msgID, msgID, msgID, msgID, began)
+	found, err := s.messages(ctx, []uint64{msgID})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("message %d: %w", msgID, ErrNotFound)
+	}
+	m := &found[0]
+	if err := s.db.SelectContext(ctx, &m.Attempts, sqlMessageAttempts, msgID, began(msgID)); err != nil {
+		return nil, public(err)
+	}
+	return m, nil
+}
+
+// began is an instant that a message's rows are not older than. The slack is for a database whose clock was set back: ids
+// then run ahead of it. It costs one more partition.
+func began(msgID uint64) time.Time { return id.Time(msgID).Add(-clockSlack) }
+
+const clockSlack = 24 * time.Hour
+
+// messages reads messages without their attempts, the newest first.
+func (s *Store) messages(ctx context.Context, ids []uint64) (found []MessageView, err error) {
+	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(sqlMessages, joinIDs(ids)), began(slices.Min(ids)))
 	if err != nil {
 		return nil, public(err)
 	}
@@ -85,19 +105,17 @@ func (s *Store) Message(ctx context.Context, msgID uint64) (*MessageView, error)
 			return nil, public(err)
 		}
 		t.Finished, t.Latency = finished.Time, time.Duration(latency)*time.Millisecond
+		if n := len(found); n == 0 || found[n-1].MsgID != t.MsgID {
+			found = append(found, MessageView{MsgID: t.MsgID})
+		}
+		m := &found[len(found)-1]
 		m.Tasks = append(m.Tasks, t)
 	}
-	if err := rows.Err(); err != nil {
-		return nil, public(err)
+	now := s.Now()
+	for i := range found {
+		found[i].Status = Status(found[i].Tasks, now)
 	}
-	if len(m.Tasks) == 0 {
-		return nil, fmt.Errorf("message %d: %w", msgID, ErrNotFound)
-	}
-	if err := s.db.SelectContext(ctx, &m.Attempts, sqlMessageAttempts, msgID, began); err != nil {
-		return nil, public(err)
-	}
-	m.Status = Status(m.Tasks, s.Now())
-	return m, nil
+	return found, public(rows.Err())
 }
 
 // MessageByRequest finds the id of the message that a source's key stands for. ErrNotFound when the key is unknown or forgotten.

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -70,17 +71,23 @@ const (
 	sqlRecord   = "INSERT /* tidings:settle-record */ INTO t_msg_record (" + taskColumns + ", modify_time, finish_time, provider_msg_id, latency_ms) VALUES "
 	sqlDead     = "INSERT /* tidings:settle-dead */ INTO t_msg_dead (" + taskColumns + ", modify_time) VALUES "
 	sqlAttempts = "INSERT /* tidings:settle-attempts */ INTO t_msg_attempt (msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time) VALUES "
-	sqlPutBack  = "UPDATE /* tidings:settle-put-back */ %s SET status = ?, attempt = ?, owner = '', next_time = ?, provider = ?, last_error = ?, " +
-		"modify_time = UTC_TIMESTAMP(3) WHERE msg_id = ? AND channel = ? AND owner = ?"
+	// A dead letter that was copied back to the queue by hand and died again finds its earlier row.
+	sqlDeadAgain = " ON DUPLICATE KEY UPDATE attempt = VALUES(attempt), attempt_limit = VALUES(attempt_limit), provider = VALUES(provider), " +
+		"last_error = VALUES(last_error), modify_time = VALUES(modify_time)"
+	sqlPutBack = "UPDATE /* tidings:settle-put-back */ (%[2]s) AS new STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) " +
+		"ON task.msg_id = new.msg_id AND task.channel = new.channel SET task.status = new.status, task.attempt = new.attempt, task.owner = '', " +
+		"task.next_time = new.next_time, task.provider = new.provider, task.last_error = new.last_error, task.modify_time = UTC_TIMESTAMP(3)"
+	sqlPutBackFirst = "SELECT ? AS msg_id, ? AS channel, ? AS status, ? AS attempt, ? AS next_time, ? AS provider, ? AS last_error"
+	sqlPutBackNext  = " UNION ALL SELECT ?, ?, ?, ?, ?, ?, ?"
 )
 
 const taskPlaceholders = "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?"
 
 // Settle writes the outcomes of claimed tasks in one transaction a lane, and tells for each what became of it. A row whose
-// owner has changed is not touched. An error means that nothing of the lane was written; the outcomes with a verdict of 0
-// may be settled again. A lock that somebody holds on one row holds up that row only.
-func (s *Store) Settle(ctx context.Context, outcomes []Outcome) ([]Settled, error) {
-	verdicts := make([]Settled, len(outcomes))
+// owner has changed is not touched. With an error, the outcomes with a verdict of 0 were not written, and may be settled
+// again; the others stand. A lock that somebody holds on one row holds up that row only.
+func (s *Store) Settle(ctx context.Context, outcomes []Outcome) (verdicts []Settled, failed error) {
+	verdicts = make([]Settled, len(outcomes))
 	for _, lane := range msg.Lanes {
 		var own []int
 		for i := range outcomes {
@@ -95,10 +102,10 @@ func (s *Store) Settle(ctx context.Context, outcomes []Outcome) ([]Settled, erro
 			return cmp.Or(cmp.Compare(outcomes[a].Task.MsgID, outcomes[b].Task.MsgID), cmp.Compare(outcomes[a].Task.Channel, outcomes[b].Task.Channel))
 		})
 		if err := s.settleLane(ctx, lane, outcomes, own, verdicts); err != nil {
-			return verdicts, fmt.Errorf("settle %s: %w", lane, public(err))
+			failed = errors.Join(failed, fmt.Errorf("settle %s: %w", lane, public(err)))
 		}
 	}
-	return verdicts, nil
+	return verdicts, failed
 }
 
 // settleLane writes the outcomes with the given indexes. One bad row must not hold up a batch, so a batch that the server
@@ -251,15 +258,17 @@ func deleteRows(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outc
 }
 
 func putBack(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int) error {
-	query := fmt.Sprintf(sqlPutBack, queueTable(lane))
+	if len(own) == 0 {
+		return nil
+	}
+	args := make([]any, 0, 7*len(own))
 	for _, i := range own {
 		o := &outcomes[i]
-		res, err := tx.ExecContext(ctx, query, o.State, o.attempts(), o.Next, clip(o.Provider, 64), clip(o.Error, 512), o.Task.MsgID, o.Task.Channel, o.Task.Owner)
-		if err := changed(res, err, 1); err != nil {
-			return err
-		}
+		args = append(args, o.Task.MsgID, o.Task.Channel, o.State, o.attempts(), o.Next, clip(o.Provider, 64), clip(o.Error, 512))
 	}
-	return nil
+	rows := sqlPutBackFirst + strings.Repeat(sqlPutBackNext, len(own)-1)
+	res, err := tx.ExecContext(ctx, fmt.Sprintf(sqlPutBack, queueTable(lane), rows), args...)
+	return changed(res, err, len(own))
 }
 
 // changed checks a guard: the rows are locked, so another count means that this code is wrong, and nothing may be committed.
@@ -274,19 +283,19 @@ func changed(res interface{ RowsAffected() (int64, error) }, err error, want int
 }
 
 func insertRecords(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
-	return insertRows(ctx, tx, sqlRecord, "("+taskPlaceholders+",UTC_TIMESTAMP(3),?,?,?)", own, func(i int) []any {
+	return insertRows(ctx, tx, sqlRecord, "("+taskPlaceholders+",UTC_TIMESTAMP(3),?,?,?)", "", own, func(i int) []any {
 		o := &outcomes[i]
 		return append(leavingArgs(o), o.Finished, clip(o.ProviderMsgID, 255), o.Latency.Milliseconds())
 	})
 }
 
 func insertDead(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
-	return insertRows(ctx, tx, sqlDead, "("+taskPlaceholders+",UTC_TIMESTAMP(3))", own, func(i int) []any { return leavingArgs(&outcomes[i]) })
+	return insertRows(ctx, tx, sqlDead, "("+taskPlaceholders+",UTC_TIMESTAMP(3))", sqlDeadAgain, own, func(i int) []any { return leavingArgs(&outcomes[i]) })
 }
 
 func (s *Store) insertAttempts(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
 	node := s.Node()
-	return insertRows(ctx, tx, sqlAttempts, "(?,?,?,?,?,?,?,?,?,?)", own, func(i int) []any {
+	return insertRows(ctx, tx, sqlAttempts, "(?,?,?,?,?,?,?,?,?,?)", "", own, func(i int) []any {
 		o := &outcomes[i]
 		return []any{
 			o.Task.MsgID, o.Task.Channel, o.Task.Attempt, o.Attempt.Outcome, clip(o.Provider, 64), clip(o.Attempt.Code, 64), clip(o.Attempt.Text, 512),
@@ -295,7 +304,7 @@ func (s *Store) insertAttempts(ctx context.Context, tx *sqlx.Tx, outcomes []Outc
 	})
 }
 
-func insertRows(ctx context.Context, tx *sqlx.Tx, query, group string, own []int, args func(int) []any) error {
+func insertRows(ctx context.Context, tx *sqlx.Tx, query, group, end string, own []int, args func(int) []any) error {
 	if len(own) == 0 {
 		return nil
 	}
@@ -308,6 +317,7 @@ func insertRows(ctx context.Context, tx *sqlx.Tx, query, group string, own []int
 	for _, i := range own {
 		all = append(all, args(i)...)
 	}
+	b.WriteString(end)
 	_, err := tx.ExecContext(ctx, b.String(), all...)
 	return err
 }

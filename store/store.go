@@ -13,10 +13,12 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/jmoiron/sqlx"
+	"golang.org/x/sync/semaphore"
 
 	"tidings/internal/batch"
 	"tidings/internal/id"
@@ -49,6 +51,10 @@ type Store struct {
 	ids      *id.Generator
 	node     nodeLease
 	enqueues *batch.Batcher[*pending]
+	// waitingBytes bounds the messages whose callers wait; alone those that are accepted by themselves.
+	waitingBytes, alone *semaphore.Weighted
+	background          sync.WaitGroup // acceptAlone's goroutines
+	held                sync.Map       // keyName → time.Time: keys that were found locked, until when they go alone
 }
 
 const (
@@ -123,6 +129,7 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 // Close flushes what callers wait for, gives the node number back and closes the pool. Nothing may use the store after it.
 func (s *Store) Close() error {
 	s.enqueues.Close()
+	s.background.Wait()
 	s.node.stop()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -204,11 +211,12 @@ func (s *Store) tx(ctx context.Context, fn func(*sqlx.Tx) error) error {
 	})
 }
 
-// again repeats fn while it fails with an error of the server that asks for it.
+// again repeats fn while the server undoes it for a conflict with others. A lock that was waited for in vain is not waited
+// for again here: the caller knows better what to do meanwhile.
 func (s *Store) again(ctx context.Context, fn func() error) error {
 	for try := 1; ; try++ {
 		err := fn()
-		if err == nil || !mustStartAgain(err) || try == retries {
+		if err == nil || !isConflict(err) || try == retries {
 			return err
 		}
 		select {

@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -43,6 +44,15 @@ type Content struct {
 	Subject string `json:"subject,omitempty"`
 	Text    string `json:"text,omitempty"`
 	HTML    string `json:"html,omitempty"`
+	// Attachments go with e-mails. JSON has their content in base64.
+	Attachments []Attachment `json:"attachments,omitempty"`
+}
+
+// Attachment is a file of a message.
+type Attachment struct {
+	Filename    string `json:"filename"`
+	ContentType string `json:"content_type"`
+	Content     []byte `json:"content"`
 }
 
 // Key is the task's name on the outside.
@@ -111,14 +121,23 @@ func values(b *strings.Builder, group string, n int) {
 	}
 }
 
-// idList writes ids as literals: numbers need no escaping, and a list of hundreds costs less this way.
+// idList writes the tasks' message ids as literals, see joinIDs.
 func idList(tasks []Task) string {
-	b := make([]byte, 0, 20*len(tasks))
+	ids := make([]uint64, len(tasks))
 	for i := range tasks {
+		ids[i] = tasks[i].MsgID
+	}
+	return joinIDs(ids)
+}
+
+// joinIDs writes ids as literals: numbers need no escaping, and a list of hundreds costs less this way.
+func joinIDs(ids []uint64) string {
+	b := make([]byte, 0, 20*len(ids))
+	for i, id := range ids {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = fmt.Append(b, tasks[i].MsgID)
+		b = strconv.AppendUint(b, id, 10)
 	}
 	return string(b)
 }

@@ -4,10 +4,13 @@ package admit
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"mime"
 	"slices"
 	"strings"
 	"time"
@@ -20,16 +23,24 @@ import (
 
 // Request is a caller's wish, as JSON decodes it.
 type Request struct {
-	RequestID  string   `json:"request_id,omitempty" maxLength:"255" doc:"The caller's key for this message: sending it again gives the first answer. Same as the header Idempotency-Key."`
-	Channels   []string `json:"channels" maxItems:"1" doc:"The channel to send over."`
-	To         any      `json:"to" doc:"The receiver: an address, or an object with an address for each channel."`
-	Category   string   `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Names the policy for retries and expiry, and gives the default priority. Default: notification."`
-	Priority   string   `json:"priority,omitempty" enum:"high,middle,low" doc:"The lane. Default: the category's."`
-	Subject    string   `json:"subject,omitempty" doc:"The subject, for channels that have one."`
-	Text       string   `json:"text,omitempty" doc:"The text."`
-	HTML       string   `json:"html,omitempty" doc:"The text as HTML, for e-mail."`
-	ExpireTime any      `json:"expire_time,omitempty" doc:"Do not send after this instant: RFC 3339 with an offset, or Unix milliseconds."`
-	TTL        string   `json:"ttl,omitempty" doc:"Do not send when this long has passed since the message was due, such as 90s, 10m or 24h." example:"10m"`
+	RequestID   string       `json:"request_id,omitempty" maxLength:"255" doc:"The caller's key for this message: sending it again gives the first answer. Same as the header Idempotency-Key."`
+	Channels    []string     `json:"channels" maxItems:"1" doc:"The channel to send over."`
+	To          any          `json:"to" doc:"The receiver: an address, or an object with an address for each channel."`
+	Category    string       `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Names the policy for retries and expiry, and gives the default priority. Default: notification."`
+	Priority    string       `json:"priority,omitempty" enum:"high,middle,low" doc:"The lane. Default: the category's."`
+	Subject     string       `json:"subject,omitempty" doc:"The subject, for channels that have one."`
+	Text        string       `json:"text,omitempty" doc:"The text."`
+	HTML        string       `json:"html,omitempty" doc:"The text as HTML, for e-mail."`
+	Attachments []Attachment `json:"attachments,omitempty" maxItems:"20" doc:"Files for an e-mail."`
+	ExpireTime  any          `json:"expire_time,omitempty" doc:"Do not send after this instant: RFC 3339 with an offset, or Unix milliseconds."`
+	TTL         string       `json:"ttl,omitempty" doc:"Do not send when this long has passed since the message was due, such as 90s, 10m or 24h." example:"10m"`
+}
+
+// Attachment is a file that goes with an e-mail.
+type Attachment struct {
+	Filename    string `json:"filename" doc:"The name that the receiver sees."`
+	ContentType string `json:"content_type,omitempty" doc:"A MIME type. Default: application/octet-stream."`
+	Content     string `json:"content" doc:"The file, in base64."`
 }
 
 // Problem is one thing wrong with a request.
@@ -61,6 +72,8 @@ type Admitter struct {
 	Policies   *policy.Set
 	Configured func(msg.Channel) bool // tells whether a channel has a provider
 	Now        func() time.Time       // the database's time
+	// Receiver, when set, asks a channel's provider whether it can serve a receiver, and for the form to store.
+	Receiver func(msg.Channel, string) (string, error)
 }
 
 // Check makes a message of a request, or tells everything that is wrong with it.
@@ -93,6 +106,9 @@ func (c *check) fault(field, code, format string, args ...any) {
 func (c *check) requestID() {
 	if n := utf8.RuneCountInString(c.r.RequestID); n > MaxRequestID {
 		c.fault("request_id", CodeTooLong, "has %d characters, at most %d are kept", n, MaxRequestID)
+	}
+	if !utf8.ValidString(c.r.RequestID) { // a header may hold any bytes
+		c.fault("request_id", CodeInvalid, "is not UTF-8")
 	}
 }
 
@@ -187,6 +203,9 @@ func (c *check) address(channel string) (string, bool) {
 
 func (c *check) receiver(channel msg.Channel, address string) {
 	receiver, err := normalise(channel, address)
+	if err == nil && c.Receiver != nil {
+		receiver, err = c.Receiver(channel, receiver)
+	}
 	if err != nil {
 		field := "to"
 		if _, ok := c.r.To.(map[string]any); ok {
@@ -216,11 +235,39 @@ func (c *check) content() {
 	if mail && strings.TrimSpace(r.Subject) == "" {
 		c.fault("subject", CodeRequired, "an e-mail needs a subject")
 	}
-	content, err := marshal(store.Content{Subject: r.Subject, Text: r.Text, HTML: r.HTML})
+	content, err := marshal(store.Content{Subject: r.Subject, Text: r.Text, HTML: r.HTML, Attachments: c.attachments(mail)})
 	if err != nil {
 		c.fault("text", CodeInvalid, "%v", err)
 	}
 	c.m.Content = content
+}
+
+// maxFilename is in characters; encoded as a header parameter, more would make lines too long for old receivers.
+const maxFilename = 100
+
+func (c *check) attachments(mail bool) (files []store.Attachment) {
+	if len(c.r.Attachments) > 0 && !mail {
+		c.fault("attachments", CodeInvalid, "go with e-mail only")
+		return nil
+	}
+	for i, a := range c.r.Attachments {
+		field := fmt.Sprintf("attachments[%d]", i)
+		if a.Filename == "" || utf8.RuneCountInString(a.Filename) > maxFilename || strings.ContainsFunc(a.Filename, isControl) || strings.ContainsAny(a.Filename, `/\\`) {
+			c.fault(field+".filename", CodeInvalid, "must be a plain name of up to %d characters", maxFilename)
+		}
+		kind := cmp.Or(a.ContentType, "application/octet-stream")
+		if parsed, params, err := mime.ParseMediaType(kind); err != nil || !strings.Contains(parsed, "/") {
+			c.fault(field+".content_type", CodeInvalid, "must be a MIME type such as text/plain")
+		} else {
+			kind = mime.FormatMediaType(parsed, params)
+		}
+		content, err := base64.StdEncoding.DecodeString(a.Content)
+		if err != nil || len(content) == 0 {
+			c.fault(field+".content", CodeInvalid, "must be a file in base64")
+		}
+		files = append(files, store.Attachment{Filename: a.Filename, ContentType: kind, Content: content})
+	}
+	return files
 }
 
 func isControl(r rune) bool { return r < 0x20 || r == 0x7f || (r >= 0x80 && r < 0xa0) }

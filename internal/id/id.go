@@ -86,3 +86,6 @@ func Time(id uint64) time.Time { return Epoch.Add(time.Duration(id>>timeShift) *
 func Node(id uint64) uint16 { return uint16(id >> sequenceBits & MaxNode) }
 
 func millis(t time.Time) int64 { return t.Sub(Epoch).Milliseconds() }
+
+// First is the lowest id that an instant can have. Instants before Epoch have 0.
+func First(t time.Time) uint64 { return uint64(max(millis(t), 0)) << timeShift }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -248,7 +249,7 @@ func stopProcess(p *os.Process, exited <-chan error) {
 func (s *Server) reapLeftover(ctx context.Context) error {
 	for try := range 400 {
 		pid := readPID(filepath.Join(s.dir, "pid"))
-		if pid == 0 || !isServer(pid) {
+		if pid == 0 || !isServer(pid, s.dir) {
 			return nil
 		}
 		if try%100 == 50 {
@@ -270,7 +271,7 @@ func (s *Server) install(ctx context.Context, bin string) error {
 		return nil
 	}
 	s.cfg.Log.Info("making a private database", "dir", s.dir)
-	if err := emptyDir(s.dir, "lock"); err != nil {
+	if err := s.beginInstall(); err != nil {
 		return err
 	}
 	var cmd *exec.Cmd
@@ -290,7 +291,34 @@ func (s *Server) install(ctx context.Context, bin string) error {
 	if out, err := outputTied(cmd); err != nil {
 		return fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, telling(string(out)))
 	}
-	return os.WriteFile(marker, []byte("yes\n"), 0o644)
+	return writeMarker(marker)
+}
+
+// beginInstall makes room for a fresh server: in an empty directory, or over what an interrupted making of ours left. Files
+// that somebody else put there are not touched.
+func (s *Server) beginInstall() error {
+	making := filepath.Join(s.dir, "making")
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(making); err != nil {
+		for _, e := range entries {
+			if e.Name() != "lock" {
+				return fmt.Errorf("%s holds %s, which Tidings did not make; choose another data_dir, or move it away", s.dir, e.Name())
+			}
+		}
+		return writeMarker(making)
+	}
+	return emptyDir(s.dir, "lock", "making")
+}
+
+func writeMarker(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 func (s *Server) serverArgs(bin string) []string {
@@ -363,13 +391,13 @@ func readPID(path string) int {
 	return pid
 }
 
-func emptyDir(dir string, keep string) error {
+func emptyDir(dir string, keep ...string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if e.Name() == keep {
+		if slices.Contains(keep, e.Name()) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {

@@ -72,7 +72,7 @@ func TestLifecycle(t *testing.T) {
 	eventually(t, "another server after a kill", func() bool { v, err := ask(s, "SELECT 1"); return err == nil && v == "1" && s.PID() != pid })
 	last := s.PID()
 	s.Stop()
-	if isServer(last) {
+	if isServer(last, s.dir) {
 		t.Fatal("the server outlives Stop")
 	}
 	again := start(t, dir)
@@ -108,13 +108,36 @@ func TestInterruptedInstall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"ibdata1", "aria_log_control"} {
+	for _, name := range []string{"making", "ibdata1", "aria_log_control"} {
 		if err := os.WriteFile(filepath.Join(files, name), []byte("half"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, err := ask(start(t, dir), "SELECT 1"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A directory that somebody else filled is left as it is.
+func TestForeignFilesAreKept(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	t.Cleanup(func() { removeFiles(dir) })
+	files, err := filesDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(files, "payroll.ibd")
+	if err := os.WriteFile(foreign, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, err := Start(ctx, Config{Dir: dir}); err == nil || !strings.Contains(err.Error(), "payroll.ibd") {
+		t.Fatalf("started over foreign files: %v", err)
+	}
+	if text, err := os.ReadFile(foreign); err != nil || string(text) != "precious" {
+		t.Fatalf("the foreign file: %q, %v", text, err)
 	}
 }
 

@@ -29,7 +29,9 @@ func filesDir(base string) (string, error) {
 	if _, err := os.Stat(dir); err == nil {
 		return filepath.EvalSymlinks(dir)
 	}
-	os.Remove(dir) // a link whose target is gone
+	if target, err := os.Readlink(dir); err == nil {
+		return "", fmt.Errorf("%s is a link to %s, which is not there (not mounted?); remove the link to begin with an empty database", dir, target)
+	}
 	if os.Getuid() == 0 && !openToOthers(abs) {
 		target, err := os.MkdirTemp(mkdirs(nobodyHome), "db-")
 		if err != nil {
@@ -158,14 +160,18 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// isServer tells whether a process id still belongs to a database server, and not to a later process that got its number.
-func isServer(pid int) bool {
+// isServer tells whether a process id still belongs to the database server of a directory, and not to a later process that
+// got its number.
+func isServer(pid int, dir string) bool {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
 		return false
 	}
 	comm := strings.TrimSpace(string(name))
 	if comm != "mariadbd" && comm != "mysqld" {
+		return false
+	}
+	if args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || !strings.Contains(string(args), dir) {
 		return false
 	}
 	state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

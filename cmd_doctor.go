@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tidings/sender"
+	"tidings/store"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "doctor", Short: "Tell in plain words what is wrong or risky with database, queue and providers (exit code 1: something is wrong)", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, _, err := a.config(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return doctor(cmd.Context(), cfg, cmd.OutOrStdout())
+		},
+	}
+}
+
+const probeTime = 10 * time.Second
+
+func doctor(ctx context.Context, cfg *Config, out io.Writer) error {
+	quiet := slog.New(slog.DiscardHandler)
+	dsn, stop, err := database(ctx, cfg, quiet)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if _, err := store.Migrate(ctx, store.Config{DSN: dsn, Log: quiet}); err != nil {
+		return err
+	}
+	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 4, Version: version, Log: quiet})
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	findings, err := st.Diagnose(ctx)
+	if err != nil {
+		return err
+	}
+	findings = append(findings, probeProviders(ctx, cfg)...)
+	wrong := 0
+	for _, f := range findings {
+		fmt.Fprintf(out, "%-6s %s: %s\n", [...]string{"ok", "risky", "WRONG"}[f.Level], f.What, f.Detail)
+		if f.Level == store.Wrong {
+			wrong++
+		}
+	}
+	if wrong > 0 {
+		return errors.New("something is wrong, see above")
+	}
+	return nil
+}
+
+// probeProviders tells which providers that a channel uses can be reached.
+func probeProviders(ctx context.Context, cfg *Config) (findings []store.Finding) {
+	used := map[string]bool{}
+	for _, c := range cfg.Channels {
+		for _, p := range c.Providers {
+			used[p] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(used)) {
+		findings = append(findings, probeProvider(ctx, name, cfg))
+	}
+	return findings
+}
+
+func probeProvider(ctx context.Context, name string, cfg *Config) store.Finding {
+	what := "provider " + name
+	p, err := openProvider(name, cfg)
+	if err != nil {
+		return store.Finding{Level: store.Wrong, What: what, Detail: err.Error()}
+	}
+	defer p.Close()
+	prober, ok := p.(sender.Prober)
+	if !ok {
+		return store.Finding{Level: store.Fine, What: what, Detail: "nothing to reach before there is a message"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	if err := prober.Probe(ctx); err != nil {
+		return store.Finding{Level: store.Wrong, What: what, Detail: err.Error()}
+	}
+	return store.Finding{Level: store.Fine, What: what, Detail: "reachable"}
+}

@@ -1,0 +1,132 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"tidings/internal/msg"
+)
+
+// Finding is one thing that Diagnose looked at.
+type Finding struct {
+	Level  Level
+	What   string
+	Detail string
+}
+
+// Level is how much a finding matters.
+type Level uint8
+
+// The levels.
+const (
+	Fine  Level = iota
+	Risky       // works, with a risk that the detail names
+	Wrong       // does not work, or loses messages
+)
+
+const (
+	sqlDoctorVariables = `SELECT /* tidings:doctor-variables */ VERSION() AS version, @@session.time_zone AS time_zone, @@session.sql_mode AS sql_mode,
+		@@innodb_flush_log_at_trx_commit AS flush, @@log_bin AS log_bin, @@sync_binlog AS sync_binlog, @@max_allowed_packet AS packet,
+		@@binlog_format AS binlog_format, UTC_TIMESTAMP(3) AS now`
+	// MySQL 8 calls the variable transaction_isolation, MariaDB before 11 tx_isolation; SHOW takes both without an error.
+	sqlDoctorIsolation = `SHOW /* tidings:doctor-isolation */ SESSION VARIABLES WHERE variable_name IN ('tx_isolation', 'transaction_isolation')`
+	sqlDoctorNodes     = `SELECT /* tidings:doctor-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3)`
+	sqlDoctorDays      = `SELECT /* tidings:doctor-days */ COUNT(*) FROM information_schema.partitions
+		WHERE table_schema = DATABASE() AND table_name = ? AND partition_name > ? AND partition_name <> 'p_future'`
+)
+
+type doctorVariables struct {
+	Version      string    `db:"version"`
+	TimeZone     string    `db:"time_zone"`
+	SQLMode      string    `db:"sql_mode"`
+	Flush        int       `db:"flush"`
+	LogBin       bool      `db:"log_bin"`
+	SyncBinlog   int       `db:"sync_binlog"`
+	Packet       int       `db:"packet"`
+	BinlogFormat string    `db:"binlog_format"`
+	Now          time.Time `db:"now"`
+}
+
+// Diagnose looks at the server and at the queue, in plain words. An error says that it could not look.
+func (s *Store) Diagnose(ctx context.Context) ([]Finding, error) {
+	var v doctorVariables
+	if err := s.db.GetContext(ctx, &v, sqlDoctorVariables); err != nil {
+		return nil, public(err)
+	}
+	f := serverFindings(v, time.Now())
+	var name, isolation string
+	if err := s.db.QueryRowContext(ctx, sqlDoctorIsolation).Scan(&name, &isolation); err != nil {
+		return nil, public(err)
+	}
+	f = append(f, judge(isolation == "READ-COMMITTED", Wrong, "isolation of our sessions", isolation, "claims would lock gaps and hold producers up; something between us and the server changes SET SESSION"))
+	queue, err := s.queueFindings(ctx, v.Now)
+	return append(f, queue...), err
+}
+
+// serverFindings judges a server's variables.
+func serverFindings(v doctorVariables, local time.Time) []Finding {
+	offset := v.Now.Sub(local).Round(time.Millisecond)
+	f := []Finding{
+		versionFinding(v.Version),
+		judge(v.TimeZone == "+00:00", Wrong, "time zone of our sessions", v.TimeZone, "times would be off by hours"),
+		judge(strings.Contains(v.SQLMode, "STRICT_TRANS_TABLES"), Wrong, "strict mode", v.SQLMode, "values that do not fit would be cut instead of refused"),
+		judge(offset.Abs() < 2*time.Second, Risky, "clock of the database against this machine's", offset.String(), "times in answers are the database's; callers' clocks may disagree"),
+		judge(v.Flush == 1, Risky, "innodb_flush_log_at_trx_commit", fmt.Sprint(v.Flush), "a crash of the machine loses up to a second of accepted messages; set it to 1"),
+		judge(v.Packet >= minPacket, Wrong, "max_allowed_packet", fmt.Sprint(v.Packet), fmt.Sprintf("messages of 1 MiB need %d", minPacket)),
+	}
+	if v.LogBin {
+		f = append(f,
+			judge(v.SyncBinlog == 1, Risky, "sync_binlog", fmt.Sprint(v.SyncBinlog), "after a crash of the machine a replica may miss messages; set it to 1"),
+			judge(v.BinlogFormat != "STATEMENT", Wrong, "binlog_format", v.BinlogFormat, "READ COMMITTED needs ROW or MIXED"))
+	}
+	return f
+}
+
+func judge(ok bool, level Level, what, value, trouble string) Finding {
+	if ok {
+		return Finding{Fine, what, value}
+	}
+	return Finding{level, what, value + ": " + trouble}
+}
+
+func versionFinding(version string) Finding {
+	var major, minor int
+	fmt.Sscanf(version, "%d.%d", &major, &minor)
+	switch {
+	case strings.Contains(version, "TiDB"):
+		return Finding{Wrong, "version", version + ": TiDB reads SKIP LOCKED but does not lock as MySQL does, so tasks would be sent twice"}
+	case strings.Contains(version, "MariaDB"):
+		return judge(major > 10 || (major == 10 && minor >= 6), Wrong, "version", version, "MariaDB 10.6 or later is needed")
+	}
+	return judge(major >= 8, Wrong, "version", version, "MySQL 8 or later is needed")
+}
+
+func (s *Store) queueFindings(ctx context.Context, now time.Time) (f []Finding, err error) {
+	today := now.UTC().Format("p20060102")
+	for _, table := range historyTables {
+		var days int
+		if err := s.db.GetContext(ctx, &days, sqlDoctorDays, table, today); err != nil {
+			return f, public(err)
+		}
+		f = append(f, judge(days >= 2, Risky, "days made ahead in "+table, fmt.Sprint(days), "history goes into the last partition, which cannot be dropped by day; does `tidings serve` run?"))
+	}
+	var nodes int
+	if err := s.db.GetContext(ctx, &nodes, sqlDoctorNodes); err != nil {
+		return f, public(err)
+	}
+	f = append(f, judge(nodes > 1, Risky, "processes alive, this one included", fmt.Sprint(nodes), "nobody sends: `tidings serve` does not run on this database"))
+	waiting, err := s.Survey(ctx)
+	if err != nil {
+		return f, err
+	}
+	var oldest time.Duration
+	for _, w := range waiting {
+		if w.Status == msg.Ready {
+			oldest = max(oldest, now.Sub(w.Next))
+		}
+	}
+	oldest = oldest.Round(time.Millisecond)
+	return append(f, judge(oldest < time.Minute, Risky, "oldest task that is due", oldest.String(), "the queue is behind: is a provider slow, or a channel without one?")), nil
+}
