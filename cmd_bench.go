@@ -18,7 +18,7 @@ func (a *app) benchCommand() *cobra.Command {
 		Long: "Measures this machine: database, product and load together, with durable settings.\n\nScenarios:\n  " + strings.Join(bench.Names(), "\n  "),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Scenarios, o.Out, o.Progress, o.Version = args, cmd.OutOrStdout(), cmd.ErrOrStderr(), fullVersion()
-			o.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+			o.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelError}))
 			stop, err := startProfile(profile)
 			if err != nil {
 				return err

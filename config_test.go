@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -102,5 +103,52 @@ func TestConfigOrder(t *testing.T) {
 	}
 	if len(cfg.Channels) != 4 {
 		t.Errorf("the file's channels replace the defaults': %v", cfg.Channels)
+	}
+}
+
+// Every key can come from the environment, those of single providers too, and of providers that no file names.
+func TestEnvironment(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(key, []byte("canary\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"TIDINGS_PROVIDERS_RELAY_TYPE": "smtp", "TIDINGS_PROVIDERS_RELAY_HOST": "mail.example.com", "TIDINGS_PROVIDERS_RELAY_FROM": "shop@example.com",
+		"TIDINGS_PROVIDERS_RELAY_USERNAME": "shop", "TIDINGS_PROVIDERS_RELAY_PASSWORD_FILE": key, "TIDINGS_PROVIDERS_RELAY_CONNECTIONS": "3",
+		"TIDINGS_CHANNELS_EMAIL_PROVIDERS": "relay", "TIDINGS_CHANNELS_EMAIL_SLOTS": "7", "TIDINGS_CHANNELS_SMS_PROVIDERS": "log", "TIDINGS_SHUTDOWN_GRACE": "5s",
+	} {
+		t.Setenv(name, value)
+	}
+	cfg, err := load(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := cfg.Channels["email"]; !reflect.DeepEqual(got, ChannelConfig{Providers: []string{"relay"}, Slots: 7}) {
+		t.Errorf("email: %+v", got)
+	}
+	if got := cfg.Providers["relay"]["password"]; got != "canary" || cfg.Providers["relay"]["host"] != "mail.example.com" {
+		t.Errorf("relay: %v", cfg.Providers["relay"])
+	}
+	if cfg.Shutdown.Grace != 5*time.Second || len(cfg.Channels["sms"].Providers) != 1 {
+		t.Errorf("%+v", cfg)
+	}
+	if _, err := openProvider("relay", cfg); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("TIDINGS_PROVIDERS_RELAY_COLOUR", "red")
+	if _, err := load(t, ""); err == nil || !strings.Contains(err.Error(), "TIDINGS_PROVIDERS_RELAY_COLOUR") {
+		t.Errorf("an unknown variable: %v", err)
+	}
+}
+
+func TestMask(t *testing.T) {
+	settings := map[string]any{
+		"mysql":     map[string]any{"dsn": "user:canary@tcp(db:3306)/tidings"},
+		"providers": map[string]any{"relay": map[string]any{"host": "mail", "password": "canary", "dkim_key": "canary"}, "feishu": map[string]any{"bots": map[string]any{"ops": map[string]any{"url": "https://canary", "secret": "canary"}}}},
+	}
+	mask(settings)
+	text := fmt.Sprint(settings)
+	if strings.Contains(text, "canary") || !strings.Contains(text, "user:********@tcp(db:3306)/tidings") || !strings.Contains(text, "mail") {
+		t.Fatal(text)
 	}
 }

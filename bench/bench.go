@@ -66,6 +66,7 @@ var scenarios = []scenario{
 	{"post-64", "single POSTs over 64 connections, sent and recorded meanwhile", 60_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.post(ctx, n, 64) }},
 	{"end-to-end", "4 producers in the process, batches of 500, sent and recorded", 100_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.endToEnd(ctx, n) }},
 	{"burn-down", "a backlog that is there before the engine starts", 200_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.burnDown(ctx, n) }},
+	{"neighbour", "end to end, while another channel's provider hangs on every send; and without, three times in turn", 50_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.neighbour(ctx, n) }},
 }
 
 // Names lists the scenarios with what each measures.
@@ -142,9 +143,9 @@ func print(o Options, all report) error {
 	}
 	fmt.Fprintf(o.Out, "tidings %s, %d cores, database: %s\n", all.Version, all.Cores, all.Server)
 	w := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "scenario\tmessages\tseconds\tmessages/s\tp50\tp99\t")
+	fmt.Fprintln(w, "scenario\tmessages\tseconds\tmessages/s\tp50\tp99\tnote\t")
 	for _, r := range all.Results {
-		fmt.Fprintf(w, "%s\t%d\t%.2f\t%.0f\t%s\t%s\t\n", r.Scenario, r.Messages, r.Seconds, r.PerSecond, latency(r.P50), latency(r.P99))
+		fmt.Fprintf(w, "%s\t%d\t%.2f\t%.0f\t%s\t%s\t%s\t\n", r.Scenario, r.Messages, r.Seconds, r.PerSecond, latency(r.P50), latency(r.P99), r.Note)
 	}
 	return w.Flush()
 }
@@ -171,12 +172,12 @@ func (r *rig) wake(l msg.Lane, c msg.Channel) {
 	}
 }
 
-// start runs an engine whose provider takes everything at once.
-func (r *rig) start(want int) error {
+// start runs an engine whose provider takes everything at once, beside other channels.
+func (r *rig) start(want int, others ...queue.Channel) error {
 	r.sink = &sink{want: int64(want), all: make(chan struct{})}
 	engine, err := queue.New(queue.Config{
 		Store: r.store, Policies: r.policies, Log: r.log,
-		Channels: []queue.Channel{{Channel: msg.Log, ProviderName: "sink", Provider: r.sink, Slots: 2000}},
+		Channels: append(others, queue.Channel{Channel: msg.Log, ProviderName: "sink", Provider: r.sink, Slots: 2000}),
 	})
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 
 	"tidings/internal/admit"
 	"tidings/internal/msg"
+	"tidings/queue"
 	"tidings/sender"
 	"tidings/server"
 	"tidings/store"
@@ -192,6 +193,64 @@ func (r *rig) burnDown(ctx context.Context, n int) (Result, error) {
 		return Result{}, err
 	}
 	return r.untilRecorded(ctx, n, started)
+}
+
+// hanging is a provider that never answers.
+type hanging struct{ sink }
+
+func (*hanging) Send(ctx context.Context, _ *sender.Message) sender.Verdict {
+	<-ctx.Done()
+	return sender.Verdict{Kind: sender.Busy}
+}
+
+// neighbour measures what a provider that hangs costs the other channels.
+func (r *rig) neighbour(ctx context.Context, n int) (Result, error) {
+	stuck := batchOf(500, r.store.Now().Add(time.Hour))
+	for i := range stuck {
+		stuck[i].Tasks[0].Channel = msg.Webhook
+	}
+	if _, errs := r.store.EnqueueBatch(ctx, stuck); errs[0] != nil {
+		return Result{}, errs[0]
+	}
+	var alone, beside []float64
+	for range 3 {
+		rate, err := r.rate(ctx, n)
+		if err != nil {
+			return Result{}, err
+		}
+		alone = append(alone, rate)
+		if rate, err = r.rate(ctx, n, queue.Channel{Channel: msg.Webhook, ProviderName: "hanging", Provider: &hanging{}, Slots: 100}); err != nil {
+			return Result{}, err
+		}
+		beside = append(beside, rate)
+	}
+	slices.Sort(alone)
+	slices.Sort(beside)
+	return Result{
+		Messages: n, Seconds: float64(n) / beside[1], PerSecond: beside[1],
+		Note: fmt.Sprintf("%.0f/s without it: %.0f %% kept", alone[1], 100*beside[1]/alone[1]),
+	}, nil
+}
+
+// rate is the throughput end to end beside other channels.
+func (r *rig) rate(ctx context.Context, n int, others ...queue.Channel) (float64, error) {
+	if err := r.start(n, others...); err != nil {
+		return 0, err
+	}
+	started := time.Now()
+	if err := r.produce(ctx, n); err != nil {
+		return 0, err
+	}
+	select {
+	case <-r.sink.all:
+	case <-time.After(5 * time.Minute):
+		return 0, fmt.Errorf("%d of %d messages were sent", r.sink.sent.Load(), n)
+	}
+	took := time.Since(started)
+	stop, cancel := context.WithTimeout(ctx, time.Second) // the hanging sends are cancelled, and their tasks go back
+	defer cancel()
+	r.engine.Stop(stop)
+	return float64(n) / took.Seconds(), nil
 }
 
 func (r *rig) untilRecorded(ctx context.Context, n int, started time.Time) (Result, error) {

@@ -460,3 +460,87 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	var ids []string
+	for i := range 5 {
+		a := b.do(t, "POST", "/api/messages", fmt.Sprintf(`{"channels":["log"],"to":"to-%d","text":"hi","request_id":"r-%d"}`, i%2, i))
+		ids = append(ids, a.body["msg_id"].(string))
+	}
+	names := func(a answer) (got []string) {
+		for _, m := range a.body["data"].([]any) {
+			got = append(got, m.(map[string]any)["msg_id"].(string))
+		}
+		return got
+	}
+	first := b.do(t, "GET", "/api/messages?limit=3", "")
+	if got := names(first); !reflect.DeepEqual(got, []string{ids[4], ids[3], ids[2]}) {
+		t.Fatalf("first page %s", first.raw)
+	}
+	second := b.do(t, "GET", "/api/messages?limit=3&cursor="+first.body["next_cursor"].(string), "")
+	if got := names(second); !reflect.DeepEqual(got, []string{ids[1], ids[0]}) || second.body["next_cursor"] != nil {
+		t.Fatalf("second page %s", second.raw)
+	}
+	for query, want := range map[string]int{
+		"receiver=to-1": 2, "status=dispatched": 5, "status=success": 0, "channel=log": 5, "channel=email": 0, "source=other": 0, "source=default": 5,
+		"since=2020-01-01T00:00:00Z": 5, "until=1577836800000": 0, "receiver=to-0&status=dispatched&channel=log": 3,
+	} {
+		if a := b.do(t, "GET", "/api/messages?"+query, ""); a.status != 200 || len(names(a)) != want {
+			t.Errorf("%s: %d %s", query, a.status, a.raw)
+		}
+	}
+	for _, query := range []string{"limit=0", "limit=501", "limit=x", "channel=fax", "status=odd", "since=yesterday", "cursor=abc", "cursor=-1", "color=red"} {
+		if a := b.do(t, "GET", "/api/messages?"+query, ""); a.status != 422 {
+			t.Errorf("%s: %d %s", query, a.status, a.raw)
+		}
+	}
+}
+
+func TestAttachments(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	const frame = `{"channels":["email"],"to":"a@example.com","subject":"s","text":"t","attachments":[%s]}`
+	good := b.do(t, "POST", "/api/messages", fmt.Sprintf(frame, `{"filename":"räume.txt","content_type":"text/plain; charset=utf-8","content":"aGk="},{"filename":"x","content":"AAEC"}`))
+	if good.status != 202 {
+		t.Fatalf("%d %s", good.status, good.raw)
+	}
+	id, _ := strconv.ParseUint(good.body["msg_id"].(string), 10, 64)
+	m, err := b.store.Message(context.Background(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var content store.Content
+	if err := json.Unmarshal(m.Tasks[0].Content, &content); err != nil {
+		t.Fatal(err)
+	}
+	want := []store.Attachment{{Filename: "räume.txt", ContentType: "text/plain; charset=utf-8", Content: []byte("hi")}, {Filename: "x", ContentType: "application/octet-stream", Content: []byte{0, 1, 2}}}
+	if !reflect.DeepEqual(content.Attachments, want) {
+		t.Fatalf("%+v", content.Attachments)
+	}
+	for attachment, field := range map[string]string{
+		`{"filename":"../etc/passwd","content":"aGk="}`:                   "attachments[0].filename",
+		`{"filename":"a\r\nb","content":"aGk="}`:                          "attachments[0].filename",
+		`{"filename":"a","content":"not base64!"}`:                        "attachments[0].content",
+		`{"filename":"a","content":""}`:                                   "attachments[0].content",
+		`{"filename":"a","content_type":"text\r\nX: y","content":"aGk="}`: "attachments[0].content_type",
+		`{"filename":"a","content":"aGk=","path":"/etc/passwd"}`:          "attachments[0].path",
+	} {
+		if a := b.do(t, "POST", "/api/messages", fmt.Sprintf(frame, attachment)); a.status != 422 || !sameNames(a.fields(), []string{field}) {
+			t.Errorf("%s: %d %s", attachment, a.status, a.raw)
+		}
+	}
+	if a := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"x","text":"t","attachments":[{"filename":"a","content":"aGk="}]}`); a.status != 422 {
+		t.Errorf("on a channel of text: %d %s", a.status, a.raw)
+	}
+}
+
+// A header may hold any bytes; a key may not.
+func TestKeyHeaderIsText(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	if a := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"x","text":"hi"}`, "Idempotency-Key", "caf\xe9"); a.status != 422 || !sameNames(a.fields(), []string{"request_id"}) {
+		t.Fatalf("%d %s", a.status, a.raw)
+	}
+}
