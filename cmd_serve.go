@@ -65,6 +65,7 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	st, err := store.Open(ctx, store.Config{
 		DSN: dsn, Connections: cfg.MySQL.Connections, Lease: cfg.Queue.Lease, IdempotencyTTL: cfg.Idempotency.TTL,
 		Version: version, Log: log, Wake: func(l msg.Lane, c msg.Channel) { engine.Wake(l, c) },
+		Reserve: func(l msg.Lane, c msg.Channel, n int) store.Reservation { return engine.Reserve(l, c, n) },
 	})
 	if err != nil {
 		return err

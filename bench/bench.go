@@ -62,9 +62,13 @@ type scenario struct {
 }
 
 var scenarios = []scenario{
-	{"post-8", "single POSTs over 8 connections, sent and recorded meanwhile", 20_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.post(ctx, n, 8) }},
-	{"post-64", "single POSTs over 64 connections, sent and recorded meanwhile", 60_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.post(ctx, n, 64) }},
-	{"end-to-end", "4 producers in the process, batches of 500, sent and recorded", 100_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.endToEnd(ctx, n) }},
+	{"post-8", "single POSTs over 8 connections, sent and recorded meanwhile", 20_000, func(ctx context.Context, r *rig, n int) (Result, error) { r.handOff = true; return r.post(ctx, n, 8) }},
+	{"post-64", "single POSTs over 64 connections, sent and recorded meanwhile", 60_000, func(ctx context.Context, r *rig, n int) (Result, error) { r.handOff = true; return r.post(ctx, n, 64) }},
+	{"claimed", "end to end: 4 producers in the process, batches of 500, claimed from the tables, sent and recorded", 100_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.endToEnd(ctx, n) }},
+	{"handed-off", "the same, handed over at acceptance where slots are free", 100_000, func(ctx context.Context, r *rig, n int) (Result, error) {
+		r.handOff = true
+		return r.endToEnd(ctx, n)
+	}},
 	{"burn-down", "a backlog that is there before the engine starts", 200_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.burnDown(ctx, n) }},
 	{"neighbour", "end to end, while another channel's provider hangs on every send; and without, three times in turn", 50_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.neighbour(ctx, n) }},
 }
@@ -126,7 +130,7 @@ func runOne(ctx context.Context, db *localdb.Server, s scenario, n int, log *slo
 		return Result{}, err
 	}
 	r := &rig{policies: policy.Defaults(), log: log}
-	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 32, Log: log, Wake: r.wake})
+	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 32, Log: log, Wake: r.wake, Reserve: r.reserve})
 	if err != nil {
 		return Result{}, err
 	}
@@ -162,6 +166,7 @@ type rig struct {
 	store    *store.Store
 	policies *policy.Set
 	engine   *queue.Engine
+	handOff  bool
 	sink     *sink
 	log      *slog.Logger
 }
@@ -170,6 +175,13 @@ func (r *rig) wake(l msg.Lane, c msg.Channel) {
 	if r.engine != nil {
 		r.engine.Wake(l, c)
 	}
+}
+
+func (r *rig) reserve(l msg.Lane, c msg.Channel, n int) store.Reservation {
+	if r.engine == nil || !r.handOff {
+		return nil
+	}
+	return r.engine.Reserve(l, c, n)
 }
 
 // start runs an engine whose provider takes everything at once, beside other channels.

@@ -98,7 +98,7 @@ func postAll(address string, latencies []time.Duration) error {
 		return err
 	}
 	defer conn.Close()
-	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	in := bufio.NewReader(conn)
 	for i := range latencies {
 		started := time.Now()

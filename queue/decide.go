@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"encoding/binary"
 	"hash/fnv"
 	"math"
@@ -35,7 +36,7 @@ func decide(t *store.Task, r result, p policy.Policy, now time.Time) store.Outco
 		o.Attempt = attempt(r, "permanent")
 	case sender.Busy:
 		o.State, o.Uncounted = msg.Ready, true
-		o.Next = now.Add(max(r.RetryAfter, busyWait))
+		o.Next = now.Add(max(cmp.Or(r.RetryAfter, busyWait), leastBusyWait))
 	case sender.Temporary:
 		o.State = msg.Ready
 		o.Next = now.Add(retryWait(t, p))
@@ -61,6 +62,9 @@ func decideUnknown(t *store.Task, r result, p policy.Policy, now time.Time, o *s
 		o.Attempt = attempt(r, "unknown")
 	}
 	o.State, o.Next = msg.Ready, now
+	if place(t, p) > 0 && !waited { // the first time it is asked again at once; a provider that stays silent gets more time
+		o.Next = now.Add(retryWait(t, p))
+	}
 	switch {
 	case t.Attempt >= t.AttemptLimit:
 		o.State = msg.Dead
@@ -74,8 +78,11 @@ func decideUnknown(t *store.Task, r result, p policy.Policy, now time.Time, o *s
 	}
 }
 
-// busyWait is the least time to stay away from a provider that says it is busy.
-const busyWait = time.Second
+// busyWait is how long to stay away from a provider that is busy and does not say for how long, and the least time otherwise.
+const (
+	busyWait      = 5 * time.Second
+	leastBusyWait = time.Second
+)
 
 func attempt(r result, outcome string) *store.Attempt {
 	return &store.Attempt{Outcome: outcome, Code: r.Code, Text: r.Text}
@@ -97,9 +104,13 @@ func retryWait(t *store.Task, p policy.Policy) time.Duration {
 	if len(p.Retry) == 0 {
 		return 0
 	}
-	place := len(p.Retry) - (t.AttemptLimit - t.Attempt)
-	wait := p.Retry[min(max(place, 0), len(p.Retry)-1)]
+	wait := p.Retry[min(place(t, p), len(p.Retry)-1)]
 	return wait + time.Duration(p.Jitter*spread(t)*float64(wait))
+}
+
+// place is how many attempts of the policy's list lie before the task's last one.
+func place(t *store.Task, p policy.Policy) int {
+	return max(0, len(p.Retry)-(t.AttemptLimit-t.Attempt))
 }
 
 // spread is a number in [-1, 1) that differs between tasks and attempts, and is the same each time it is asked for: retries

@@ -54,6 +54,8 @@ type Engine struct {
 	stopClaims  context.CancelFunc
 	sends       context.Context // ends when running attempts are to be given up
 	stopSends   context.CancelFunc
+	handOff     sync.RWMutex // guards stopping against Reserve
+	stopping    bool
 	loops       sync.WaitGroup
 	workers     sync.WaitGroup
 	databaseOut atomic.Bool // a statement has failed for want of the database since the scout last looked
@@ -88,6 +90,9 @@ func New(cfg Config) (*Engine, error) {
 		if c.Slots == 0 {
 			c.Slots = 100
 		}
+		if most := c.Provider.Traits().Concurrency; most > 0 {
+			c.Slots = min(c.Slots, most) // more would wait inside the provider, on their send timeout
+		}
 		e.pumps[c.Channel] = newPump(e, c)
 	}
 	return e, nil
@@ -113,6 +118,9 @@ func (e *Engine) Wake(lane msg.Lane, channel msg.Channel) {
 // and are cancelled then, tasks that were not begun go back, and every outcome is written. It returns when all of that is
 // done; nothing is left behind but what the database did not take.
 func (e *Engine) Stop(ctx context.Context) {
+	e.handOff.Lock()
+	e.stopping = true // nothing is handed over any more
+	e.handOff.Unlock()
 	e.stopClaims()
 	done := make(chan struct{})
 	go func() { e.loops.Wait(); e.workers.Wait(); close(done) }()

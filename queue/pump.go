@@ -10,21 +10,23 @@ import (
 )
 
 // pump feeds one channel's workers. It claims no more than its free slots can start at once, so nothing waits in memory
-// behind a slow send, and a crash strands little. One goroutine runs it and owns free and credit.
+// behind a slow send, and a crash strands little. One goroutine runs it and owns the fields above mu; tasks that are handed
+// over at acceptance take slots as well, so the rest is shared.
 type pump struct {
-	engine   *Engine
-	channel  Channel
-	finished chan struct{} // one for every slot that becomes free
-	wake     chan struct{}
+	engine  *Engine
+	channel Channel
+	wake    chan struct{}
 
-	free      int
 	credit    [len(msg.Lanes)]int
 	rowBytes  int // size of the biggest row claimed last, to keep claims of big ones small
 	lastClaim time.Time
+	wait      [len(msg.Lanes)]time.Duration // before the next look at a lane that had less than was asked for
 
-	mu   sync.Mutex
-	look [len(msg.Lanes)]time.Time     // when each lane is to be looked at next; far ahead: when somebody says so
-	wait [len(msg.Lanes)]time.Duration // before the next look at a lane that had less than was asked for
+	mu      sync.Mutex
+	free    int
+	starved bool                      // the pump waits for slots: a worker that ends is to wake it
+	look    [len(msg.Lanes)]time.Time // when each lane is to be looked at next; far ahead: when somebody says so
+	passing [len(msg.Lanes)]bool      // the pump is looking at the lane
 }
 
 const (
@@ -40,7 +42,7 @@ const (
 var never = time.Now().Add(100 * 365 * 24 * time.Hour)
 
 func newPump(e *Engine, c Channel) *pump {
-	p := &pump{engine: e, channel: c, finished: make(chan struct{}, c.Slots), wake: make(chan struct{}, 1), free: c.Slots}
+	p := &pump{engine: e, channel: c, wake: make(chan struct{}, 1), free: c.Slots}
 	for i := range p.look {
 		p.look[i] = never
 		p.wait[i] = firstWait
@@ -57,10 +59,85 @@ func (p *pump) lookAt(lane msg.Lane, when time.Time) {
 	}
 	p.mu.Unlock()
 	if earlier {
-		select {
-		case p.wake <- struct{}{}:
-		default:
+		p.poke()
+	}
+}
+
+func (p *pump) poke() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// freed gives slots back.
+func (p *pump) freed(n int) {
+	p.mu.Lock()
+	p.free += n
+	starved := p.starved
+	p.mu.Unlock()
+	if starved {
+		p.poke()
+	}
+}
+
+// Reserve grants free slots to tasks that are about to be accepted, unless others of the channel wait before them.
+func (e *Engine) Reserve(lane msg.Lane, channel msg.Channel, n int) store.Reservation {
+	p := e.pumps[channel]
+	if p == nil || e.heldBytes.Load() > mostHeldBytes {
+		return nil
+	}
+	e.handOff.RLock()
+	defer e.handOff.RUnlock()
+	if e.stopping {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	for l := msg.High; l <= lane; l++ {
+		if p.passing[l] || !p.look[l].After(now) {
+			return nil
 		}
+	}
+	n = min(n, p.free)
+	if n == 0 {
+		return nil
+	}
+	p.free -= n
+	e.workers.Add(1) // Stop waits for the reservation, too
+	return &reservation{p, n}
+}
+
+// reservation is a number of a pump's slots.
+type reservation struct {
+	pump *pump
+	n    int
+}
+
+func (r *reservation) Granted() int { return r.n }
+
+func (r *reservation) Start(tasks []store.Task) {
+	defer r.pump.engine.workers.Done()
+	r.pump.engine.hold(tasks)
+	r.pump.start(tasks)
+	if left := r.n - len(tasks); left > 0 {
+		r.pump.freed(left)
+	}
+}
+
+func (r *reservation) Release() {
+	r.pump.freed(r.n)
+	r.pump.engine.workers.Done()
+}
+
+// start runs a worker for each task. Their slots are taken already.
+func (p *pump) start(tasks []store.Task) {
+	for _, t := range tasks { // each worker has its own copy: one slow send must not keep all contents in memory
+		p.engine.workers.Go(func() {
+			p.work(&t)
+			p.freed(1)
+		})
 	}
 }
 
@@ -70,9 +147,6 @@ func (p *pump) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		timer.Reset(p.idle())
 		select {
-		case <-p.finished:
-			p.free++
-			continue
 		case <-p.wake:
 			continue
 		case <-ctx.Done():
@@ -87,51 +161,41 @@ func (p *pump) run(ctx context.Context) {
 
 // idle is how long there is nothing to do: until the next look, and not before a slot is free.
 func (p *pump) idle() time.Duration {
-	p.collect()
-	if p.free == 0 {
-		return time.Hour // a slot that becomes free ends it
-	}
-	if p.engine.heldBytes.Load() > mostHeldBytes {
-		return gatherWait
-	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	next := never
 	for _, when := range p.look {
 		if when.Before(next) {
 			next = when
 		}
 	}
-	p.mu.Unlock()
 	wait := time.Until(next)
-	if p.free < (p.channel.Slots+3)/4 {
+	p.starved = false
+	switch {
+	case p.engine.heldBytes.Load() > mostHeldBytes:
+		return gatherWait
+	case p.free == 0:
+		p.starved = wait <= 0
+		return max(wait, time.Second) // a slot that becomes free ends it
+	case p.free < (p.channel.Slots+3)/4:
 		wait = max(wait, time.Until(p.lastClaim.Add(gatherWait)))
 	}
 	return max(wait, 0)
 }
 
-func (p *pump) collect() {
-	for {
-		select {
-		case <-p.finished:
-			p.free++
-		default:
-			return
-		}
-	}
-}
-
 // takeDue tells which lanes are due for a look. Their next look is cleared before it happens, so that a wake-up during
-// the look is not lost.
+// the look is not lost. Without a free slot they stay due.
 func (p *pump) takeDue() (hungry [len(msg.Lanes)]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	for lane, when := range p.look {
-		if !when.After(now) {
+		if p.free > 0 && !when.After(now) {
 			hungry[lane] = true
 			p.look[lane] = never
 		}
 	}
+	p.passing = hungry
 	return hungry
 }
 
@@ -140,6 +204,12 @@ func (p *pump) takeDue() (hungry [len(msg.Lanes)]bool) {
 func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
 	p.lastClaim = time.Now()
 	budget := p.budget()
+	defer func() {
+		p.mu.Lock()
+		p.passing = [len(msg.Lanes)]bool{}
+		p.free += budget // what was not used of it
+		p.mu.Unlock()
+	}()
 	for budget > 0 && hungry != [len(msg.Lanes)]bool{} {
 		for lane, share := range split(budget, p.engine.cfg.Weights, hungry, &p.credit) {
 			if share == 0 {
@@ -163,12 +233,15 @@ func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
 	}
 }
 
-// budget is how many rows may be claimed now.
+// budget takes free slots for as many rows as may be claimed now.
 func (p *pump) budget() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	budget := min(p.free, claimRows)
 	if p.rowBytes > 0 {
 		budget = min(budget, max(1, claimBytes/p.rowBytes))
 	}
+	p.free -= budget
 	return budget
 }
 
@@ -210,12 +283,9 @@ func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, er
 		e.log.Warn("dropped a task that has a record already", "msg_id", recorded[i].MsgID, "channel", p.channel.Channel)
 		e.finish(store.Outcome{Task: recorded[i], AlreadyRecorded: true})
 	}
-	p.free -= len(tasks)
-	for _, t := range tasks { // each worker has its own copy: one slow send must not keep all contents in memory
-		e.workers.Go(func() {
-			p.work(&t)
-			p.finished <- struct{}{} // has room for every slot
-		})
+	p.start(tasks)
+	if len(recorded) > 0 {
+		p.freed(len(recorded))
 	}
 	return len(tasks) + len(recorded), nil
 }

@@ -173,13 +173,14 @@ func (e *Engine) holds(t *store.Task) bool {
 	return ok
 }
 
-// taskName is a task, whoever holds it.
+// taskName is a claimed task: claimed again, it is another.
 type taskName struct {
 	msgID   uint64
 	channel msg.Channel
+	owner   string
 }
 
-func nameOf(t *store.Task) taskName { return taskName{t.MsgID, t.Channel} }
+func nameOf(t *store.Task) taskName { return taskName{t.MsgID, t.Channel, t.Owner} }
 
 // localTime is an instant of the database's clock by this process's monotonic one.
 func (e *Engine) localTime(t time.Time) time.Time { return time.Now().Add(t.Sub(e.store.Now())) }

@@ -30,6 +30,8 @@ type subject struct {
 	// What the provider makes of an answer whose body is endless, or cannot be read: a webhook's status says all, a bot's
 	// does not.
 	badBody Kind
+	// What it makes of a server's failure: a receiver that recognises a repetition may be asked again.
+	broken Kind
 }
 
 const webhookSecret = "whsec_Y2FuYXJ5LXNlY3JldC1jYW5hcnktc2VjcmV0" // canary-secret-canary-secret
@@ -43,7 +45,7 @@ var subjects = map[string]subject{
 			return &Message{Key: "42-webhook", MsgID: 42, Channel: msg.Webhook, Receiver: "http://" + addr + "/canary-path?canary-receiver", Text: "canary-text", Created: created}
 		},
 		ok:      func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
-		badBody: Success,
+		badBody: Success, broken: Temporary,
 	},
 	"feishu": {
 		open: func(t *testing.T, addr string) Provider {
@@ -53,7 +55,7 @@ var subjects = map[string]subject{
 			return &Message{Key: "42-feishu", MsgID: 42, Channel: msg.Feishu, Receiver: "canary-receiver", Text: "canary-text", Created: created}
 		},
 		ok:      func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"code":0,"msg":"success"}`) },
-		badBody: Unknown,
+		badBody: Unknown, broken: Unknown,
 	},
 }
 
@@ -173,8 +175,10 @@ func TestConformance(t *testing.T) {
 			{"a byte at a time", stream("x", 50*time.Millisecond), s.badBody, 0},
 			{"gzip bomb", gzipBomb, s.badBody, 0},
 			{"endless headers", endlessHeaders, Unknown, 0},
-			{"500", status(500), Temporary, 0},
-			{"502", status(502), Temporary, 0},
+			{"500", status(500), s.broken, 0},
+			{"502", status(502), s.broken, 0},
+			{"504", status(504), s.broken, 0},
+			{"503 without a word", status(503), Temporary, 0},
 			{"429", status(429, "Retry-After", "7"), Busy, 7 * time.Second},
 			{"429 without a word", status(429), Busy, 0},
 			{"429 for ever", status(429, "Retry-After", "99999999999"), Busy, 24 * time.Hour},
@@ -338,9 +342,10 @@ func TestFeishuCodes(t *testing.T) {
 		`{"code":19021,"msg":"sign match fail"}`:                        Permanent,
 		`{"code":19024,"msg":"Key Words Not Found"}`:                    Permanent,
 		`{"code":50000,"msg":"oops"}`:                                   Temporary,
-		`<html>`:                                                        Unknown,
-		``:                                                              Unknown,
-		`{}`:                                                            Unknown,
+		`{"StatusCode":0,"StatusMessage":"success"}`:                    Success,
+		`<html>`: Unknown,
+		``:       Unknown,
+		`{}`:     Unknown,
 	} {
 		h := startHost(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, answer) })
 		if v := sendWithin(subjects["feishu"].open(t, h.addr), 5*time.Second, subjects["feishu"].message("")); v.Kind != want {

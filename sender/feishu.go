@@ -176,9 +176,19 @@ func feishuSign(timestamp, secret string) string {
 	return base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
+// feishuStatus judges a status other than 200. What a gateway says (502, 504) comes after the request was passed on, and a bot
+// recognises no repetition.
 func feishuStatus(r reply) Verdict {
 	v := statusVerdict(r, time.Now())
-	if v.Kind == Success || (r.status >= 400 && r.status < 500 && v.Kind == Temporary && r.status != http.StatusRequestTimeout) {
+	switch r.status {
+	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusRequestTimeout:
+		v.Kind = Unknown
+		return v
+	}
+	if r.status >= 200 && r.status < 300 {
+		return Verdict{Kind: Unknown, Code: strconv.Itoa(r.status), Text: "answered " + strconv.Itoa(r.status)}
+	}
+	if r.status >= 400 && r.status < 500 && v.Kind == Temporary {
 		var a feishuAnswer
 		if json.Unmarshal(r.body, &a) == nil && a.Code == feishuTooFast {
 			return Verdict{Kind: Busy, Code: strconv.Itoa(a.Code), Text: "too many messages for the bot"}
@@ -189,14 +199,19 @@ func feishuStatus(r reply) Verdict {
 }
 
 type feishuAnswer struct {
-	Code int    `json:"code"`
-	Msg  string `json:"msg"`
+	Code   int    `json:"code"`
+	Status *int   `json:"StatusCode"` // how older bots call the code
+	Msg    string `json:"msg"`
 }
 
 // feishuCode reads the code inside an HTTP 200.
 func feishuCode(body []byte) Verdict {
 	a := feishuAnswer{Code: -1}
-	if err := json.Unmarshal(body, &a); err != nil || a.Code < 0 {
+	err := json.Unmarshal(body, &a)
+	if a.Code < 0 && a.Status != nil {
+		a.Code = *a.Status
+	}
+	if err != nil || a.Code < 0 {
 		return Verdict{Kind: Unknown, Text: "the answer cannot be read"}
 	}
 	code, text := strconv.Itoa(a.Code), withoutAddresses(a.Msg)

@@ -110,13 +110,14 @@ func retryAfter(header http.Header, now time.Time) time.Duration {
 func bounded(d time.Duration) time.Duration { return min(max(d, 0), maxRetryAfter) }
 
 // statusVerdict judges an HTTP status of a receiver that is not ours to know: 2xx is success, and what asks to come back is
-// heeded. Any other failure may be mended over there, so it is worth another attempt.
+// heeded. A 503 that does not ask is what a proxy says whose server is down. Any other failure may be mended over there, so it
+// is worth another attempt.
 func statusVerdict(r reply, now time.Time) Verdict {
 	code := strconv.Itoa(r.status)
 	switch {
 	case r.status >= 200 && r.status < 300:
 		return Verdict{Kind: Success}
-	case r.status == http.StatusTooManyRequests || r.status == http.StatusServiceUnavailable:
+	case r.status == http.StatusTooManyRequests || (r.status == http.StatusServiceUnavailable && r.header.Get("Retry-After") != ""):
 		return Verdict{Kind: Busy, Code: code, Text: "answered " + code, RetryAfter: retryAfter(r.header, now)}
 	case r.status == http.StatusGone:
 		return Verdict{Kind: Permanent, Code: code, Text: "answered 410: gone for good"}

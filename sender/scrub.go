@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-var addressLike = regexp.MustCompile(`[^\s<>"'(),;:]+@[^\s<>"'(),;]+`)
+var addressLike = regexp.MustCompile(`("[^"]*"|[^\s<>"'(),;:]+)@[^\s<>"'(),;]+`)
 
 // withoutAddresses takes what looks like an e-mail address or a URL out of a text that somebody else wrote: a server's words go
 // into tables and logs, and servers like to repeat whom they refuse.

@@ -90,6 +90,8 @@ type Traits struct {
 	// Repeatable: asking again with the same key cannot hurt, because the provider recognises the key or because a
 	// repetition costs nothing.
 	Repeatable bool
+	// Concurrency is how many sends make sense at the same time; 0: any number.
+	Concurrency int
 	// Receipts: a later word on an attempt of unknown outcome can be had.
 	Receipts bool
 }

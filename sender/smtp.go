@@ -132,7 +132,7 @@ func (p *smtpProvider) checkDKIM() error {
 }
 
 // Traits: SMTP recognises no repetition. Its receivers may, by the Message-ID, but need not.
-func (p *smtpProvider) Traits() Traits { return Traits{} }
+func (p *smtpProvider) Traits() Traits { return Traits{Concurrency: p.cfg.Connections} }
 
 // Close says goodbye on the connections that rest.
 func (p *smtpProvider) Close() error {
@@ -155,14 +155,20 @@ func (p *smtpProvider) Probe(ctx context.Context) error {
 		return errors.New(plainCause(ctx, err))
 	}
 	defer c.net.Close()
-	return c.smtp.Quit()
+	defer c.within(ctx)()
+	_ = c.smtp.Quit() // the login has shown enough
+	return nil
 }
 
 func (p *smtpProvider) Send(ctx context.Context, m *Message) Verdict {
+	entered := time.Now()
 	select {
 	case p.slots <- struct{}{}:
 		defer func() { <-p.slots }()
 	case <-ctx.Done():
+	}
+	// A conversation that is cut off after the final dot leaves the outcome unknown: better not to begin one late.
+	if late(ctx, entered) {
 		return Verdict{Kind: Busy, Text: "no connection was free in time"}
 	}
 	out, err := buildMail(m, p.from, p.mail)
@@ -182,7 +188,7 @@ func (p *smtpProvider) Send(ctx context.Context, m *Message) Verdict {
 		if err != nil {
 			return smtpVerdict(ctx, "connect", err, Temporary)
 		}
-		v, err := c.deliver(ctx, p.from.Address, to.Address, text.Bytes())
+		v, err := c.deliver(ctx, path(p.from), path(to), text.Bytes())
 		p.keep(c, err)
 		// A kept connection that turns out to be dead has taken nothing: a fresh one is not another attempt.
 		if kept && err != nil && errors.Is(err, errNotBegun) {
@@ -190,6 +196,12 @@ func (p *smtpProvider) Send(ctx context.Context, m *Message) Verdict {
 		}
 		return v
 	}
+}
+
+// late tells whether more than half of the time that there was has passed.
+func late(ctx context.Context, entered time.Time) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || (ok && time.Since(entered) > deadline.Sub(entered)/2)
 }
 
 // smtpConn is a connection to the server, used by one mail at a time.
@@ -283,7 +295,9 @@ func (p *smtpProvider) clientOptions(connected func(net.Conn) net.Conn) []mail.O
 		options = append(options, mail.WithTLSPolicy(mail.TLSMandatory))
 	case "opportunistic":
 		options = append(options, mail.WithTLSPolicy(mail.TLSOpportunistic))
-	default: // tls is under the conversation, or there is none
+	case "tls": // it is under the conversation already; only so does go-mail see that, and logs in
+		options = append(options, mail.WithTLSPolicy(mail.TLSOpportunistic))
+	default:
 		options = append(options, mail.WithTLSPolicy(mail.NoTLS))
 	}
 	if p.cfg.Username != "" {
@@ -300,9 +314,20 @@ func (c *smtpConn) within(ctx context.Context) (stop func()) {
 	} else {
 		c.net.SetDeadline(time.Time{})
 	}
-	after := context.AfterFunc(ctx, func() { c.net.SetDeadline(time.Unix(1, 0)) })
-	return func() { after() }
+	ran := make(chan struct{})
+	after := context.AfterFunc(ctx, func() {
+		c.net.SetDeadline(time.Unix(1, 0))
+		close(ran)
+	})
+	return func() {
+		if !after() {
+			<-ran // or it would cut the next mail off
+		}
+	}
 }
+
+// path is an address as SMTP wants it: in angle brackets, and with quotes around a local part that needs them.
+func path(a *stdmail.Address) string { return (&stdmail.Address{Address: a.Address}).String() }
 
 // errNotBegun marks a failure of the first command: the server has taken nothing of the mail.
 var errNotBegun = errors.New("the mail was not begun")
@@ -311,13 +336,13 @@ var errNotBegun = errors.New("the mail was not begun")
 // stands by itself.
 func (c *smtpConn) deliver(ctx context.Context, from, to string, text []byte) (Verdict, error) {
 	defer c.within(ctx)()
-	if err := c.smtp.Mail("<" + from + ">"); err != nil {
+	if err := c.smtp.Mail(from); err != nil {
 		if !isReply(err) || replyCode(err) == codeClosing {
 			return smtpVerdict(ctx, "MAIL", err, Temporary), errors.Join(errNotBegun, err)
 		}
 		return c.refused(ctx, "MAIL", err)
 	}
-	if err := c.smtp.Rcpt("<" + to + ">"); err != nil {
+	if err := c.smtp.Rcpt(to); err != nil {
 		return c.refused(ctx, "RCPT", err)
 	}
 	data, err := c.smtp.Data()
@@ -350,7 +375,12 @@ func (c *smtpConn) refused(ctx context.Context, step string, err error) (Verdict
 	return v, c.smtp.Reset()
 }
 
-const codeClosing = 421 // the server closes the connection
+// Reply codes that mean something of their own.
+const (
+	codeClosing     = 421 // the server closes the connection
+	codeLoginNeeded = 530
+	codeLoginFailed = 535
+)
 
 func isReply(err error) bool {
 	var reply *textproto.Error
@@ -372,7 +402,9 @@ func smtpVerdict(ctx context.Context, step string, err error, silence Kind) Verd
 		return Verdict{Kind: silence, Text: step + ": " + plainCause(ctx, err)}
 	}
 	v := Verdict{Kind: Temporary, Code: strconv.Itoa(reply.Code), Text: fmt.Sprintf("%s: %d %s", step, reply.Code, withoutAddresses(reply.Msg))}
-	if reply.Code >= 500 && step != "connect" { // a login that is refused is a fault of the configuration, not of the message
+	// Before a receiver is named, a refusal is about us: a login, a quota, a suspended sender. It is no fault of the message.
+	aboutUs := step == "connect" || step == "MAIL" || reply.Code == codeLoginNeeded || reply.Code == codeLoginFailed
+	if reply.Code >= 500 && !aboutUs {
 		v.Kind = Permanent
 	}
 	return v

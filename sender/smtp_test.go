@@ -83,6 +83,8 @@ func (m *mailSession) Data(r io.Reader) error {
 		return err
 	}
 	switch name, _, _ := strings.Cut(m.to, "@"); name {
+	case "slow":
+		time.Sleep(400 * time.Millisecond)
 	case "spam":
 		return &smtp.SMTPError{Code: 554, EnhancedCode: smtp.EnhancedCode{5, 7, 1}, Message: "looks like spam"}
 	case "later":
@@ -248,10 +250,39 @@ func withTLS(t testing.TB) func(*smtp.Server) {
 	return func(s *smtp.Server) { s.TLSConfig = &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}} }
 }
 
+// tlsFront speaks TLS to the client and passes on what it says: what a port 465 is.
+func tlsFront(t testing.TB, addr string) string {
+	t.Helper()
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done sync.WaitGroup
+	t.Cleanup(func() { l.Close(); done.Wait() })
+	done.Go(func() {
+		for {
+			front, err := l.Accept()
+			if err != nil {
+				return
+			}
+			back, err := net.Dial("tcp", addr)
+			if err != nil {
+				front.Close()
+				return
+			}
+			done.Go(func() { io.Copy(back, front); back.Close() })
+			done.Go(func() { io.Copy(front, back); front.Close() })
+		}
+	})
+	return l.Addr().String()
+}
+
 func TestSMTPTLS(t *testing.T) {
 	t.Parallel()
 	plain := startMailServer(t, nil)
 	secure := startMailServer(t, withTLS(t))
+	implicit := startMailServer(t, func(s *smtp.Server) { s.LMTP = false })
+	implicit.addr = tlsFront(t, implicit.addr)
 	for _, tt := range []struct {
 		name     string
 		server   *mailServer
@@ -262,6 +293,7 @@ func TestSMTPTLS(t *testing.T) {
 		{"starttls, unknown certificate", secure, Settings{"tls": "starttls"}, Temporary},
 		{"starttls refused", plain, Settings{"tls": "starttls"}, Temporary},
 		{"opportunistic, not offered", plain, Settings{"tls": "opportunistic"}, Success},
+		{"tls with a login", implicit, Settings{"tls": "tls", "tls_skip_verify": true, "username": "shop", "password": "canary-password"}, Success},
 		{"tls to a server without", plain, Settings{"tls": "tls", "connect_timeout": "1s"}, Temporary},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -461,6 +493,40 @@ func TestSMTPMarketingHeadersAndDKIM(t *testing.T) {
 		if !strings.Contains(got, "YXR0YWNoZWQ=") {
 			t.Errorf("%v has no attachment", category)
 		}
+	}
+}
+
+// A mail that had to wait for a connection for most of its time is not begun: cut off after the dot, nobody would know.
+func TestSMTPBeginsNothingLate(t *testing.T) {
+	t.Parallel()
+	p := openMail(t, startMailServer(t, nil).addr, Settings{"connections": 1})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	kinds := map[Kind]int{}
+	for range 6 {
+		wg.Go(func() {
+			v := sendWithin(p, 1300*time.Millisecond, mailTo("slow@example.com"))
+			mu.Lock()
+			kinds[v.Kind]++
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	if kinds[Unknown] != 0 || kinds[Success] == 0 || kinds[Busy] == 0 || kinds[Success]+kinds[Busy] != 6 {
+		t.Fatalf("verdicts %v", kinds)
+	}
+}
+
+// A local part that needs quotes keeps them in the conversation, and its refusal does not repeat it.
+func TestSMTPQuotedLocalPart(t *testing.T) {
+	t.Parallel()
+	s := startMailServer(t, nil)
+	p := openMail(t, s.addr, nil)
+	if v := sendWithin(p, 5*time.Second, mailTo(`"john doe"@example.com`)); v.Kind != Success {
+		t.Fatalf("verdict %+v", v)
+	}
+	if got := withoutAddresses(`user "john doe"@example.com is unknown, <a@b.c> too`); got != "user (address) is unknown, <(address)> too" {
+		t.Fatal(got)
 	}
 }
 

@@ -96,6 +96,7 @@ func BenchmarkDecode(b *testing.B) {
 			b.ReportAllocs()
 			for range b.N {
 				req := httptest.NewRequest("POST", "/api/messages", strings.NewReader(sample))
+				req.Host = "localhost"
 				req.Header.Set("Content-Type", "application/json")
 				handler.ServeHTTP(httptest.NewRecorder(), req)
 			}

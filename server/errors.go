@@ -31,6 +31,7 @@ var (
 	bodyTooLarge    = failure{"body_too_large", http.StatusRequestEntityTooLarge, "The body is larger than is taken."}
 	bodyTimeout     = failure{"body_timeout", http.StatusRequestTimeout, "The body did not arrive in time."}
 	crossOrigin     = failure{"cross_origin", http.StatusForbidden, "A web page of another origin may not do this."}
+	foreignHost     = failure{"foreign_host", http.StatusForbidden, "The Host header must name this machine: localhost or a loopback address."}
 	unavailable     = failure{"database_unavailable", http.StatusServiceUnavailable, "The database does not answer; nothing is lost, try again. Use the same request_id: the message may have been accepted."}
 	busy            = failure{"database_busy", http.StatusServiceUnavailable, "The database is held up by locks; try again with the same request_id."}
 	internalFailure = failure{"internal", http.StatusInternalServerError, "Something went wrong here; the log says what, under this answer's X-Request-Id."}

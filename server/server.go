@@ -54,7 +54,7 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{cfg: cfg}
 	router := chi.NewMux()
-	router.Use(s.observe, sameOrigin)
+	router.Use(s.observe, ownHost, sameOrigin)
 	router.NotFound(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, notFound) })
 	router.MethodNotAllowed(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, wrongMethod) })
 	s.routes(humachi.New(router, s.apiConfig()))

@@ -3,6 +3,7 @@ package server_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,12 +38,16 @@ func TestMain(m *testing.M) {
 
 type bundle struct {
 	store *store.Store
+	dsn   string
 	url   string
 	http  *http.Client
 }
 
 func setup(t testing.TB, cfg store.Config) *bundle {
 	t.Helper()
+	if cfg.DSN == "" {
+		cfg.DSN = testdb.New(t)
+	}
 	s := testdb.Open(t, cfg)
 	api := server.New(server.Config{Store: s, Version: "test", Admit: &admit.Admitter{
 		Policies: policy.Defaults(), Now: s.Now,
@@ -52,7 +57,25 @@ func setup(t testing.TB, cfg store.Config) *bundle {
 	ts.Config = api.Listener()
 	ts.Start()
 	t.Cleanup(ts.Close)
-	return &bundle{store: s, url: ts.URL, http: ts.Client()}
+	return &bundle{store: s, dsn: cfg.DSN, url: ts.URL, http: ts.Client()}
+}
+
+// content reads what a waiting message says out of its row.
+func (b *bundle) content(t testing.TB, id uint64) (c store.Content) {
+	t.Helper()
+	db, err := sql.Open("mysql", b.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var text []byte
+	if err := db.QueryRow("SELECT content FROM t_msg_queue_middle WHERE msg_id = ?", id).Scan(&text); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 type answer struct {
@@ -72,6 +95,9 @@ func (b *bundle) do(t testing.TB, method, path, body string, header ...string) a
 		req.Header.Set("Content-Type", "application/json")
 	}
 	for i := 0; i < len(header); i += 2 {
+		if header[i] == "Host" {
+			req.Host = header[i+1]
+		}
 		req.Header.Set(header[i], header[i+1])
 	}
 	res, err := b.http.Do(req)
@@ -244,6 +270,9 @@ func TestHTTPHabits(t *testing.T) {
 	if a := b.do(t, "POST", "/api/messages", good, "Sec-Fetch-Site", "cross-site"); a.status != 403 || a.body["code"] != "cross_origin" {
 		t.Errorf("from another site's page: %d %s", a.status, a.raw)
 	}
+	if a := b.do(t, "GET", "/api/messages", "", "Host", "evil.example:8080", "Sec-Fetch-Site", "same-origin"); a.status != 403 || a.body["code"] != "foreign_host" {
+		t.Errorf("a name that was rebound to this machine: %d %s", a.status, a.raw)
+	}
 	if a := b.do(t, "PUT", "/api/messages", good); a.status != 405 || a.body["code"] != "method_not_allowed" {
 		t.Errorf("PUT: %d %s", a.status, a.raw)
 	}
@@ -311,10 +340,7 @@ func TestExact(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var content store.Content
-			if err := json.Unmarshal(v.Tasks[0].Content, &content); err != nil {
-				t.Fatal(err)
-			}
+			content := b.content(t, id)
 			subject, _ := m["subject"].(string)
 			if content.Text != m["text"] || content.Subject != subject || v.Tasks[0].Receiver != m["to"] {
 				t.Fatalf("%.100q %.100q %q", content.Text, content.Subject, v.Tasks[0].Receiver)
@@ -449,11 +475,15 @@ func FuzzDecode(f *testing.F) {
 	}})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		req := httptest.NewRequest("POST", "/api/messages", bytes.NewReader(body))
+		req.Host = "localhost"
 		req.Header.Set("Content-Type", "application/json")
 		res := httptest.NewRecorder()
 		api.ServeHTTP(res, req)
 		if res.Code < 400 || res.Code > 499 {
 			t.Fatalf("%d %s", res.Code, res.Body)
+		}
+		if res.Code == http.StatusForbidden {
+			t.Fatal("the request did not reach the decoder")
 		}
 		if !json.Valid(res.Body.Bytes()) {
 			t.Fatalf("no JSON: %s", res.Body)
@@ -502,30 +532,25 @@ func TestAttachments(t *testing.T) {
 	t.Parallel()
 	b := setup(t, store.Config{})
 	const frame = `{"channels":["email"],"to":"a@example.com","subject":"s","text":"t","attachments":[%s]}`
-	good := b.do(t, "POST", "/api/messages", fmt.Sprintf(frame, `{"filename":"räume.txt","content_type":"text/plain; charset=utf-8","content":"aGk="},{"filename":"x","content":"AAEC"}`))
+	good := b.do(t, "POST", "/api/messages", fmt.Sprintf(frame, `{"filename":"räume.txt","content_type":"text/plain; charset=utf-8; name=other","content":"aGk="},{"filename":"x","content":"AAEC"}`))
 	if good.status != 202 {
 		t.Fatalf("%d %s", good.status, good.raw)
 	}
 	id, _ := strconv.ParseUint(good.body["msg_id"].(string), 10, 64)
-	m, err := b.store.Message(context.Background(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var content store.Content
-	if err := json.Unmarshal(m.Tasks[0].Content, &content); err != nil {
-		t.Fatal(err)
-	}
+	content := b.content(t, id)
 	want := []store.Attachment{{Filename: "räume.txt", ContentType: "text/plain; charset=utf-8", Content: []byte("hi")}, {Filename: "x", ContentType: "application/octet-stream", Content: []byte{0, 1, 2}}}
 	if !reflect.DeepEqual(content.Attachments, want) {
 		t.Fatalf("%+v", content.Attachments)
 	}
 	for attachment, field := range map[string]string{
-		`{"filename":"../etc/passwd","content":"aGk="}`:                   "attachments[0].filename",
-		`{"filename":"a\r\nb","content":"aGk="}`:                          "attachments[0].filename",
-		`{"filename":"a","content":"not base64!"}`:                        "attachments[0].content",
-		`{"filename":"a","content":""}`:                                   "attachments[0].content",
-		`{"filename":"a","content_type":"text\r\nX: y","content":"aGk="}`: "attachments[0].content_type",
-		`{"filename":"a","content":"aGk=","path":"/etc/passwd"}`:          "attachments[0].path",
+		`{"filename":"../etc/passwd","content":"aGk="}`:                                            "attachments[0].filename",
+		`{"filename":"a\r\nb","content":"aGk="}`:                                                   "attachments[0].filename",
+		`{"filename":"a","content":"not base64!"}`:                                                 "attachments[0].content",
+		`{"filename":"a","content":""}`:                                                            "attachments[0].content",
+		`{"filename":"a","content_type":"text\r\nX: y","content":"aGk="}`:                          "attachments[0].content_type",
+		`{"filename":"` + strings.Repeat("漢", 70) + `","content":"aGk="}`:                          "attachments[0].filename",
+		`{"filename":"a","content_type":"text/` + strings.Repeat("x", 200) + `","content":"aGk="}`: "attachments[0].content_type",
+		`{"filename":"a","content":"aGk=","path":"/etc/passwd"}`:                                   "attachments[0].path",
 	} {
 		if a := b.do(t, "POST", "/api/messages", fmt.Sprintf(frame, attachment)); a.status != 422 || !sameNames(a.fields(), []string{field}) {
 			t.Errorf("%s: %d %s", attachment, a.status, a.raw)

@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jmoiron/sqlx"
 	"golang.org/x/sync/semaphore"
 
 	"tidings/internal/batch"
@@ -57,6 +56,8 @@ type pending struct {
 	done   chan struct{}
 	size   int
 	gone   atomic.Bool // the caller has given up: nothing needs to be accepted any more
+	due    time.Time   // as it was inserted
+	owners []string    // of each task: the claim that it is inserted under; empty: it is queued
 }
 
 func (p *pending) finish(result Accepted, err error) {
@@ -141,6 +142,7 @@ func (s *Store) pend(m *Message) (*pending, error) {
 	}
 	p := &pending{Message: *m, id: msgID, key: requestKey(m.RequestID, msgID), done: make(chan struct{})}
 	p.size = len(m.Tasks) * (512 + len(m.Content) + len(m.RequestID))
+	p.owners = make([]string, len(m.Tasks))
 	return p, nil
 }
 
@@ -221,7 +223,14 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending) {
 			}
 			return
 		}
+		started := time.Now()
+		offers := s.offer(batch)
 		err := s.insert(ctx, batch)
+		if err == nil {
+			s.handOver(offers, batch, started)
+		} else {
+			s.withdraw(offers, batch, err)
+		}
 		switch {
 		case err == nil:
 			s.wake(batch)
@@ -284,11 +293,12 @@ func follow(p, first *pending) {
 	}
 }
 
+// wake tells of the tasks that were queued.
 func (s *Store) wake(batch []*pending) {
-	woken := map[[2]uint8]bool{}
+	woken := map[place]bool{}
 	for _, p := range batch {
-		for _, t := range p.Tasks {
-			if k := [2]uint8{uint8(p.Lane), uint8(t.Channel)}; !woken[k] {
+		for i, t := range p.Tasks {
+			if k := (place{p.Lane, t.Channel}); p.owners[i] == "" && !woken[k] {
 				woken[k] = true
 				s.cfg.Wake(p.Lane, t.Channel)
 			}
@@ -299,67 +309,68 @@ func (s *Store) wake(batch []*pending) {
 const (
 	sqlInsertKeys  = "INSERT /* tidings:accept-keys */ INTO t_idempotency (source_id, request_hash, msg_id, body_hash, expire_time) VALUES "
 	sqlInsertTasks = "INSERT /* tidings:accept-tasks */ INTO %s (msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, " +
-		"content, attempt_limit, due_time, next_time, expire_time, create_time, modify_time) VALUES "
+		"content, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, create_time, modify_time) VALUES "
 	keyGroup = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
 	// create_time is the id's own time, so that both sort alike: lists page by id over indexes that hold create_time.
-	taskGroup = "(?,?,?,?,?,?,?,?,?,?,UTC_TIMESTAMP(3),UTC_TIMESTAMP(3),?,?,UTC_TIMESTAMP(3))"
+	taskGroup = "(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,UTC_TIMESTAMP(3))"
 	sqlKeys   = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
 )
 
 // insert writes keys and tasks in one transaction. Locks are taken in one order everywhere: keys by value, then the lanes'
 // tables from high to low, each by message id.
 func (s *Store) insert(ctx context.Context, batch []*pending) error {
-	return s.tx(ctx, func(tx *sqlx.Tx) error {
-		if err := s.insertKeys(ctx, tx, batch); err != nil {
-			return err
-		}
+	return s.again(ctx, func() error {
+		var p packet
+		s.insertKeys(&p, batch)
+		now := s.Now().Truncate(time.Millisecond)
 		for _, lane := range msg.Lanes {
-			if err := insertTasks(ctx, tx, lane, batch); err != nil {
-				return err
-			}
+			insertTasks(&p, lane, batch, now, s.cfg.Lease)
 		}
-		return nil
+		return s.run(ctx, &p)
 	})
 }
 
-func (s *Store) insertKeys(ctx context.Context, tx *sqlx.Tx, batch []*pending) error {
+func (s *Store) insertKeys(p *packet, batch []*pending) {
 	var b strings.Builder
 	b.WriteString(sqlInsertKeys)
 	values(&b, keyGroup, len(batch))
 	args := make([]any, 0, 5*len(batch))
 	ttl := int(s.cfg.IdempotencyTTL.Seconds())
-	for _, p := range batch {
-		args = append(args, p.SourceID, p.key[:], p.id, p.BodyHash[:], ttl)
+	for _, m := range batch {
+		args = append(args, m.SourceID, m.key[:], m.id, m.BodyHash[:], ttl)
 	}
-	_, err := tx.ExecContext(ctx, b.String(), args...)
-	return err
+	p.add(b.String(), args...)
 }
 
-func insertTasks(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, batch []*pending) error {
+func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, lease time.Duration) {
 	var own []*pending
 	rows := 0
-	for _, p := range batch {
-		if p.Lane == lane {
-			own = append(own, p)
-			rows += len(p.Tasks)
+	for _, m := range batch {
+		if m.Lane == lane {
+			own = append(own, m)
+			rows += len(m.Tasks)
 		}
 	}
 	if rows == 0 {
-		return nil
+		return
 	}
 	slices.SortFunc(own, func(a, b *pending) int { return cmp.Compare(a.id, b.id) })
 	var b strings.Builder
 	fmt.Fprintf(&b, sqlInsertTasks, queueTable(lane))
 	values(&b, taskGroup, rows)
-	args := make([]any, 0, 12*rows)
-	for _, p := range own {
-		for _, t := range p.Tasks {
-			args = append(args, p.id, t.Channel, p.SourceID, p.RequestID, p.BatchID, p.Category.String(), lane.String(), t.Receiver,
-				jsonArg(p.Content), p.AttemptLimit, p.Expire, id.Time(p.id))
+	args := make([]any, 0, 17*rows)
+	for _, m := range own {
+		m.due = now
+		for i := range m.Tasks {
+			status, attempt, next := msg.Ready, 0, now
+			if m.owners[i] != "" {
+				status, attempt, next = msg.Sending, 1, now.Add(lease)
+			}
+			args = append(args, m.id, m.Tasks[i].Channel, m.SourceID, m.RequestID, m.BatchID, m.Category.String(), lane.String(), m.Tasks[i].Receiver,
+				jsonArg(m.Content), status, attempt, m.AttemptLimit, m.owners[i], now, next, m.Expire, id.Time(m.id))
 		}
 	}
-	_, err := tx.ExecContext(ctx, b.String(), args...)
-	return err
+	p.add(b.String(), args...)
 }
 
 // answerKnown answers the messages whose key is in the table, and returns the others. Our own id behind a key means that an

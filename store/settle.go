@@ -83,14 +83,41 @@ const (
 
 const taskPlaceholders = "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?"
 
-// Settle writes the outcomes of claimed tasks in one transaction a lane, and tells for each what became of it. A row whose
-// owner has changed is not touched. With an error, the outcomes with a verdict of 0 were not written, and may be settled
-// again; the others stand. A lock that somebody holds on one row holds up that row only.
+// Settle writes the outcomes of claimed tasks, and tells for each what became of it. A row whose owner has changed is not
+// touched. With an error, the outcomes with a verdict of 0 were not written, and may be settled again; the others stand. A
+// lock that somebody holds on one row holds up that row only.
 func (s *Store) Settle(ctx context.Context, outcomes []Outcome) (verdicts []Settled, failed error) {
 	verdicts = make([]Settled, len(outcomes))
+	order := make([]int, len(outcomes))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		x, y := &outcomes[a].Task, &outcomes[b].Task
+		return cmp.Or(cmp.Compare(x.Lane, y.Lane), cmp.Compare(x.MsgID, y.MsgID), cmp.Compare(x.Channel, y.Channel))
+	})
+	var ended, others []int
+	for _, i := range order {
+		if o := &outcomes[i]; o.State.Ended() && !o.AlreadyRecorded {
+			ended = append(ended, i)
+		} else {
+			others = append(others, i)
+		}
+	}
+	if len(ended) > 0 {
+		if err := s.settleEnded(ctx, outcomes, ended); err == nil {
+			for _, i := range ended {
+				verdicts[i] = Done
+			}
+		} else if isLost(err) || ctx.Err() != nil {
+			return verdicts, fmt.Errorf("settle: %w", public(err))
+		} else { // not all rows are ours and free, or one cannot be written: row by row it shows which
+			others = order
+		}
+	}
 	for _, lane := range msg.Lanes {
 		var own []int
-		for i := range outcomes {
+		for _, i := range others {
 			if outcomes[i].Task.Lane == lane {
 				own = append(own, i)
 			}
@@ -98,14 +125,67 @@ func (s *Store) Settle(ctx context.Context, outcomes []Outcome) (verdicts []Sett
 		if len(own) == 0 {
 			continue
 		}
-		slices.SortFunc(own, func(a, b int) int {
-			return cmp.Or(cmp.Compare(outcomes[a].Task.MsgID, outcomes[b].Task.MsgID), cmp.Compare(outcomes[a].Task.Channel, outcomes[b].Task.Channel))
-		})
 		if err := s.settleLane(ctx, lane, outcomes, own, verdicts); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("settle %s: %w", lane, public(err)))
 		}
 	}
 	return verdicts, failed
+}
+
+// settleEnded moves tasks that have ended to the record, all lanes in one packet, if every row is ours and nobody has it
+// locked. Else nothing is written.
+func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) error {
+	return s.again(ctx, func() error {
+		var p packet
+		var attempts []int
+		for lane, part := range byLane(outcomes, own) {
+			if len(part) > 0 {
+				p.add(fmt.Sprintf(sqlDelete, queueTable(msg.Lane(lane)), whereOwned(outcomes, part), len(part)))
+				p.expect(len(part))
+			}
+		}
+		for _, i := range own {
+			if outcomes[i].Attempt != nil {
+				attempts = append(attempts, i)
+			}
+		}
+		p.addRows(recordRows(outcomes, own))
+		if len(attempts) > 0 {
+			p.addRows(s.attemptRows(outcomes, attempts))
+		}
+		return s.run(ctx, &p)
+	})
+}
+
+func byLane(outcomes []Outcome, own []int) (parts [len(msg.Lanes)][]int) {
+	for _, i := range own {
+		lane := outcomes[i].Task.Lane
+		parts[lane] = append(parts[lane], i)
+	}
+	return parts
+}
+
+// whereOwned names rows by primary key and owner, a list of ids for each claim.
+func whereOwned(outcomes []Outcome, own []int) string {
+	type claim struct {
+		channel msg.Channel
+		owner   string
+	}
+	var order []claim
+	ids := map[claim][]uint64{}
+	for _, i := range own {
+		t := &outcomes[i].Task
+		c := claim{t.Channel, t.Owner}
+		if ids[c] == nil {
+			order = append(order, c)
+		}
+		ids[c] = append(ids[c], t.MsgID)
+	}
+	var parts []string
+	for _, c := range order { // an owner is made of digits and dots, by us
+		parts = append(parts, fmt.Sprintf("(channel = %d AND owner = '%s' AND msg_id IN (%s))", c.channel, c.owner, joinIDs(ids[c])))
+	}
+	return strings.Join(parts, " OR ")
 }
 
 // settleLane writes the outcomes with the given indexes. One bad row must not hold up a batch, so a batch that the server
@@ -238,9 +318,9 @@ func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes 
 	for _, step := range []func() error{
 		func() error { return deleteRows(ctx, tx, lane, outcomes, leaving) },
 		func() error { return putBack(ctx, tx, lane, outcomes, back) },
-		func() error { return insertRecords(ctx, tx, outcomes, ended) },
-		func() error { return insertDead(ctx, tx, outcomes, dead) },
-		func() error { return s.insertAttempts(ctx, tx, outcomes, attempts) },
+		func() error { return insertRows(ctx, tx, recordRows(outcomes, ended)) },
+		func() error { return insertRows(ctx, tx, deadRows(outcomes, dead)) },
+		func() error { return insertRows(ctx, tx, s.attemptRows(outcomes, attempts)) },
 	} {
 		if err := step(); err != nil {
 			return err
@@ -282,43 +362,56 @@ func changed(res interface{ RowsAffected() (int64, error) }, err error, want int
 	return nil
 }
 
-func insertRecords(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
-	return insertRows(ctx, tx, sqlRecord, "("+taskPlaceholders+",UTC_TIMESTAMP(3),?,?,?)", "", own, func(i int) []any {
+// rows are values for a multi-row INSERT.
+type rows struct {
+	query, group, end string
+	n                 int
+	args              []any
+}
+
+func (r rows) text() string {
+	var b strings.Builder
+	b.WriteString(r.query)
+	values(&b, r.group, r.n)
+	b.WriteString(r.end)
+	return b.String()
+}
+
+func (p *packet) addRows(r rows) { p.add(r.text(), r.args...) }
+
+func recordRows(outcomes []Outcome, own []int) rows {
+	r := rows{query: sqlRecord, group: "(" + taskPlaceholders + ",UTC_TIMESTAMP(3),?,?,?)", n: len(own), args: make([]any, 0, 25*len(own))}
+	for _, i := range own {
 		o := &outcomes[i]
-		return append(leavingArgs(o), o.Finished, clip(o.ProviderMsgID, 255), o.Latency.Milliseconds())
-	})
+		r.args = append(append(r.args, leavingArgs(o)...), o.Finished, clip(o.ProviderMsgID, 255), o.Latency.Milliseconds())
+	}
+	return r
 }
 
-func insertDead(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
-	return insertRows(ctx, tx, sqlDead, "("+taskPlaceholders+",UTC_TIMESTAMP(3))", sqlDeadAgain, own, func(i int) []any { return leavingArgs(&outcomes[i]) })
+func deadRows(outcomes []Outcome, own []int) rows {
+	r := rows{query: sqlDead, group: "(" + taskPlaceholders + ",UTC_TIMESTAMP(3))", end: sqlDeadAgain, n: len(own)}
+	for _, i := range own {
+		r.args = append(r.args, leavingArgs(&outcomes[i])...)
+	}
+	return r
 }
 
-func (s *Store) insertAttempts(ctx context.Context, tx *sqlx.Tx, outcomes []Outcome, own []int) error {
+func (s *Store) attemptRows(outcomes []Outcome, own []int) rows {
+	r := rows{query: sqlAttempts, group: "(?,?,?,?,?,?,?,?,?,?)", n: len(own)}
 	node := s.Node()
-	return insertRows(ctx, tx, sqlAttempts, "(?,?,?,?,?,?,?,?,?,?)", "", own, func(i int) []any {
+	for _, i := range own {
 		o := &outcomes[i]
-		return []any{
-			o.Task.MsgID, o.Task.Channel, o.Task.Attempt, o.Attempt.Outcome, clip(o.Provider, 64), clip(o.Attempt.Code, 64), clip(o.Attempt.Text, 512),
-			o.Latency.Milliseconds(), node, o.Finished,
-		}
-	})
+		r.args = append(r.args, o.Task.MsgID, o.Task.Channel, o.Task.Attempt, o.Attempt.Outcome, clip(o.Provider, 64), clip(o.Attempt.Code, 64),
+			clip(o.Attempt.Text, 512), o.Latency.Milliseconds(), node, o.Finished)
+	}
+	return r
 }
 
-func insertRows(ctx context.Context, tx *sqlx.Tx, query, group, end string, own []int, args func(int) []any) error {
-	if len(own) == 0 {
+func insertRows(ctx context.Context, tx *sqlx.Tx, r rows) error {
+	if r.n == 0 {
 		return nil
 	}
-	var (
-		b   strings.Builder
-		all []any
-	)
-	b.WriteString(query)
-	values(&b, group, len(own))
-	for _, i := range own {
-		all = append(all, args(i)...)
-	}
-	b.WriteString(end)
-	_, err := tx.ExecContext(ctx, b.String(), all...)
+	_, err := tx.ExecContext(ctx, r.text(), r.args...)
 	return err
 }
 

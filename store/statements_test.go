@@ -24,14 +24,12 @@ type collector struct {
 var statementName = regexp.MustCompile(`/\* tidings:([a-z-]+) \*/`)
 
 func (c *collector) add(statement string) {
-	name := statementName.FindStringSubmatch(statement)
-	if name == nil {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.seen[name[1]]; !ok {
-		c.seen[name[1]] = statement
+	for _, name := range statementName.FindAllStringSubmatch(statement, -1) {
+		if _, ok := c.seen[name[1]]; !ok {
+			c.seen[name[1]] = statement
+		}
 	}
 }
 

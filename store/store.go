@@ -37,6 +37,9 @@ type Config struct {
 	Log            *slog.Logger
 	// Wake is called after a commit that made tasks of a lane and channel ready. It must not block.
 	Wake func(msg.Lane, msg.Channel)
+	// Reserve, when set, grants free sending slots for tasks that are about to be accepted: they are inserted as claimed
+	// already, and handed over after the commit. nil means that they are to be queued. It must not block.
+	Reserve func(lane msg.Lane, channel msg.Channel, n int) Reservation
 	// Observe, when set, sees the text of every statement before it is sent. It must not block.
 	Observe func(statement string)
 }
@@ -46,7 +49,8 @@ type Store struct {
 	cfg      Config
 	log      *slog.Logger
 	db       *sqlx.DB
-	packet   int // max_allowed_packet of the server, bytes
+	packets  *sql.DB // sessions that take several statements at once; only run uses them
+	packet   int     // max_allowed_packet of the server, bytes
 	clock    clock
 	ids      *id.Generator
 	node     nodeLease
@@ -55,13 +59,21 @@ type Store struct {
 	waitingBytes, alone *semaphore.Weighted
 	background          sync.WaitGroup // acceptAlone's goroutines
 	held                sync.Map       // keyName → time.Time: keys that were found locked, until when they go alone
+
+	closing context.Context // ends when Close gives work in the background up
+	giveUp  context.CancelFunc
+
+	sabotage func([]string) []string // a test's way to make a packet fail at any statement
 }
 
 const (
-	lockWait   = 2 // seconds: innodb_lock_wait_timeout of every session
-	minPacket  = 8 << 20
-	retries    = 10
-	dbDeadline = 10 * time.Second // for a statement that nobody waits for
+	lockWait  = 2 // seconds: innodb_lock_wait_timeout of every session
+	minPacket = 8 << 20
+	retries   = 10
+	// packetConnections is how many packets may be under way: both kinds of batches, and callers of EnqueueBatch.
+	packetConnections = 16
+	closeTime         = 5 * time.Second  // for work in the background when the store closes
+	dbDeadline        = 10 * time.Second // for a statement that nobody waits for
 )
 
 // Open connects to a database that Migrate has prepared, and takes a node number in it.
@@ -72,6 +84,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	if err := s.takeNode(ctx); err != nil {
+		s.packets.Close()
 		s.db.Close()
 		return nil, fmt.Errorf("take a node number: %w", err)
 	}
@@ -88,6 +101,9 @@ func (cfg *Config) setDefaults() {
 	setDefault(&cfg.NodeLease, time.Minute)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Reserve == nil {
+		cfg.Reserve = func(msg.Lane, msg.Channel, int) Reservation { return nil }
 	}
 	if cfg.Wake == nil {
 		cfg.Wake = func(msg.Lane, msg.Channel) {}
@@ -122,18 +138,28 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 	s.db.SetMaxOpenConns(cfg.Connections)
 	s.db.SetMaxIdleConns(cfg.Connections)
 	s.db.SetConnMaxIdleTime(10 * time.Minute)
+	several := driverCfg.Clone()
+	several.MultiStatements = true
+	s.packets = sql.OpenDB(&connector{cfg: several, observe: cfg.Observe})
+	s.packets.SetMaxOpenConns(packetConnections)
+	s.packets.SetMaxIdleConns(packetConnections)
+	s.packets.SetConnMaxIdleTime(10 * time.Minute)
 	s.ids = id.NewGenerator(s.Now)
+	s.closing, s.giveUp = context.WithCancel(context.Background())
 	return s, nil
 }
 
 // Close flushes what callers wait for, gives the node number back and closes the pool. Nothing may use the store after it.
 func (s *Store) Close() error {
 	s.enqueues.Close()
+	timer := time.AfterFunc(closeTime, s.giveUp)
 	s.background.Wait()
+	timer.Stop()
+	s.giveUp()
 	s.node.stop()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	return errors.Join(s.releaseNode(ctx), s.db.Close())
+	return errors.Join(s.releaseNode(ctx), s.packets.Close(), s.db.Close())
 }
 
 // Ping asks the database for a sign of life.

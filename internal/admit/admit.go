@@ -242,8 +242,12 @@ func (c *check) content() {
 	c.m.Content = content
 }
 
-// maxFilename is in characters; encoded as a header parameter, more would make lines too long for old receivers.
-const maxFilename = 100
+// Limits of what becomes a header of a mail's part, in bytes: encoded as a parameter, a name takes three times as much, twice
+// on a line that may have 998.
+const (
+	maxFilename    = 120
+	maxContentType = 100
+)
 
 func (c *check) attachments(mail bool) (files []store.Attachment) {
 	if len(c.r.Attachments) > 0 && !mail {
@@ -252,14 +256,12 @@ func (c *check) attachments(mail bool) (files []store.Attachment) {
 	}
 	for i, a := range c.r.Attachments {
 		field := fmt.Sprintf("attachments[%d]", i)
-		if a.Filename == "" || utf8.RuneCountInString(a.Filename) > maxFilename || strings.ContainsFunc(a.Filename, isControl) || strings.ContainsAny(a.Filename, `/\\`) {
-			c.fault(field+".filename", CodeInvalid, "must be a plain name of up to %d characters", maxFilename)
+		if a.Filename == "" || len(a.Filename) > maxFilename || strings.ContainsFunc(a.Filename, isControl) || strings.ContainsAny(a.Filename, `/\\`) {
+			c.fault(field+".filename", CodeInvalid, "must be a plain name of up to %d bytes", maxFilename)
 		}
 		kind := cmp.Or(a.ContentType, "application/octet-stream")
-		if parsed, params, err := mime.ParseMediaType(kind); err != nil || !strings.Contains(parsed, "/") {
+		if kind = plainType(kind); kind == "" {
 			c.fault(field+".content_type", CodeInvalid, "must be a MIME type such as text/plain")
-		} else {
-			kind = mime.FormatMediaType(parsed, params)
 		}
 		content, err := base64.StdEncoding.DecodeString(a.Content)
 		if err != nil || len(content) == 0 {
@@ -268,6 +270,22 @@ func (c *check) attachments(mail bool) (files []store.Attachment) {
 		files = append(files, store.Attachment{Filename: a.Filename, ContentType: kind, Content: content})
 	}
 	return files
+}
+
+// plainType is a MIME type with no parameter but its charset: the name is the filename's business. Empty: it is none.
+func plainType(text string) string {
+	kind, params, err := mime.ParseMediaType(text)
+	if err != nil || !strings.Contains(kind, "/") {
+		return ""
+	}
+	kept := map[string]string{}
+	if charset := params["charset"]; charset != "" {
+		kept["charset"] = charset
+	}
+	if text = mime.FormatMediaType(kind, kept); len(text) > maxContentType {
+		return ""
+	}
+	return text
 }
 
 func isControl(r rune) bool { return r < 0x20 || r == 0x7f || (r >= 0x80 && r < 0xa0) }

@@ -1,0 +1,62 @@
+package store
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"strings"
+	"time"
+)
+
+// packet is a transaction that goes to the server in one piece: on a busy small machine a round trip costs about as much as
+// the work itself. Its statements are run until one fails; what the transaction guards must therefore fail with an error.
+//
+// Two traps come with it. An error leaves the transaction open on its connection, and the next BEGIN there would commit
+// half of it: run ends every failed packet with a ROLLBACK on the same connection, or closes it. And a row count is known
+// to us only after the COMMIT: a guarded statement is followed by expect, which fails on the server before it.
+type packet struct {
+	statements []string
+	args       []any
+}
+
+func (p *packet) add(statement string, args ...any) {
+	p.statements = append(p.statements, statement)
+	p.args = append(p.args, args...)
+}
+
+// expect fails the packet unless the statement before it changed n rows: a subquery with two rows where one is wanted is
+// error 1242 in a SET, where a DO would only warn.
+func (p *packet) expect(n int) {
+	p.add("SET /* tidings:expect */ @tidings_ok = IF(ROW_COUNT() = ?, 1, (SELECT 1 UNION SELECT 2))", n)
+}
+
+const erTwoRows = 1242
+
+// isUnexpected tells whether a packet failed because a statement changed another number of rows than expected.
+func isUnexpected(err error) bool { return number(err) == erTwoRows }
+
+const rollbackTime = 2 * time.Second
+
+// run sends a packet's statements as one transaction. An error says that nothing was written, unless isLost: then nobody
+// knows.
+func (s *Store) run(ctx context.Context, p *packet) (err error) {
+	conn, err := s.packets.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	statements := p.statements
+	if s.sabotage != nil {
+		statements = s.sabotage(statements)
+	}
+	text := "BEGIN; " + strings.Join(statements, "; ") + "; COMMIT"
+	if _, err := conn.ExecContext(ctx, text, p.args...); err != nil {
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		defer cancel()
+		if _, failed := conn.ExecContext(back, "ROLLBACK /* tidings:packet-rollback */"); failed != nil {
+			conn.Raw(func(any) error { return driver.ErrBadConn }) // the pool must not use it again
+		}
+		return err
+	}
+	return nil
+}
