@@ -66,7 +66,7 @@ var scenarios = []scenario{
 	{"post-64", "single POSTs over 64 connections, sent and recorded meanwhile", 60_000, func(ctx context.Context, r *rig, n int) (Result, error) { r.handOff = true; return r.post(ctx, n, 64) }},
 	{"claimed", "end to end: 4 producers in the process, batches of 500, claimed from the tables, sent and recorded", 100_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.endToEnd(ctx, n) }},
 	{"handed-off", "the same, handed over at acceptance where slots are free", 100_000, func(ctx context.Context, r *rig, n int) (Result, error) {
-		r.handOff = true
+		r.handOff, r.slots = true, n // so that it is all handed over
 		return r.endToEnd(ctx, n)
 	}},
 	{"burn-down", "a backlog that is there before the engine starts", 200_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.burnDown(ctx, n) }},
@@ -129,7 +129,7 @@ func runOne(ctx context.Context, db *localdb.Server, s scenario, n int, log *slo
 	if _, err := store.Migrate(ctx, store.Config{DSN: dsn}); err != nil {
 		return Result{}, err
 	}
-	r := &rig{policies: policy.Defaults(), log: log}
+	r := &rig{policies: policy.Defaults(), log: log, slots: 2000}
 	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 32, Log: log, Wake: r.wake, Reserve: r.reserve})
 	if err != nil {
 		return Result{}, err
@@ -167,6 +167,7 @@ type rig struct {
 	policies *policy.Set
 	engine   *queue.Engine
 	handOff  bool
+	slots    int // sends at the same time
 	sink     *sink
 	log      *slog.Logger
 }
@@ -189,7 +190,7 @@ func (r *rig) start(want int, others ...queue.Channel) error {
 	r.sink = &sink{want: int64(want), all: make(chan struct{})}
 	engine, err := queue.New(queue.Config{
 		Store: r.store, Policies: r.policies, Log: r.log,
-		Channels: append(others, queue.Channel{Channel: msg.Log, ProviderName: "sink", Provider: r.sink, Slots: 2000}),
+		Channels: append(others, queue.Channel{Channel: msg.Log, ProviderName: "sink", Provider: r.sink, Slots: r.slots}),
 	})
 	if err != nil {
 		return err

@@ -83,7 +83,10 @@ type option func(*store.Config, *queue.Config)
 func setup(t testing.TB, provider *script, options ...option) *bundle {
 	t.Helper()
 	b := &bundle{provider: provider}
-	sc := store.Config{Wake: func(l msg.Lane, c msg.Channel) { b.engine.Wake(l, c) }}
+	sc := store.Config{
+		Wake:    func(l msg.Lane, c msg.Channel) { b.engine.Wake(l, c) },
+		Reserve: func(l msg.Lane, c msg.Channel, n int) store.Reservation { return b.engine.Reserve(l, c, n) },
+	}
 	qc := queue.Config{
 		Policies: quick(), Survey: 50 * time.Millisecond,
 		Channels: []queue.Channel{{Channel: msg.Log, ProviderName: "script", Provider: provider}},
@@ -188,9 +191,20 @@ func (b *bundle) await(t testing.TB, want int, query string, args ...any) {
 	}
 }
 
+func claimedOnly(sc *store.Config, _ *queue.Config) { sc.Reserve = nil }
+
 func TestDelivers(t *testing.T) {
 	t.Parallel()
-	b := setup(t, &script{})
+	t.Run("handed over", func(t *testing.T) { t.Parallel(); delivers(t) })
+	t.Run("claimed", func(t *testing.T) { t.Parallel(); delivers(t, claimedOnly) })
+	t.Run("one slot", func(t *testing.T) {
+		t.Parallel()
+		delivers(t, func(_ *store.Config, qc *queue.Config) { qc.Channels[0].Slots = 1 })
+	})
+}
+
+func delivers(t *testing.T, options ...option) {
+	b := setup(t, &script{}, options...)
 	for _, lane := range msg.Lanes {
 		b.send(t, 700, func(m *store.Message) { m.Lane = lane })
 	}
@@ -314,6 +328,26 @@ func TestRecoversTheDead(t *testing.T) {
 	other.await(t, 10, "t_msg_record WHERE status = 3 AND attempt = 2")
 	if n := other.count(t, "t_msg_attempt WHERE outcome = 'unknown' AND attempt = 1"); n != 10 {
 		t.Fatalf("%d attempt rows for %d tasks", n, len(ids))
+	}
+}
+
+// With hand-off and two engines, each sends what it accepts, and nothing is sent twice.
+func TestTwoEnginesHandOver(t *testing.T) {
+	t.Parallel()
+	a := setup(t, &script{})
+	b := setup(t, &script{}, func(sc *store.Config, _ *queue.Config) { sc.DSN = a.dsn })
+	var wg sync.WaitGroup
+	for _, x := range []*bundle{a, b} {
+		wg.Go(func() {
+			for range 10 {
+				x.send(t, 150) // more than there are slots
+			}
+		})
+	}
+	wg.Wait()
+	a.await(t, 3000, "t_msg_record WHERE status = 3")
+	if sent := a.provider.total.Load() + b.provider.total.Load(); sent != 3000 {
+		t.Fatalf("%d sends", sent)
 	}
 }
 
@@ -503,7 +537,7 @@ func TestUnwritableOutcomes(t *testing.T) {
 			return sender.Verdict{Kind: sender.Permanent, Text: "broken"}
 		}
 		return sender.Verdict{Kind: sender.Success}
-	}}, func(sc *store.Config, qc *queue.Config) { qc.SettleBudget = time.Second })
+	}}, func(_ *store.Config, qc *queue.Config) { qc.SettleBudget = time.Second })
 	if _, err := b.db.Exec("ALTER TABLE t_msg_record ADD CONSTRAINT c_broken CHECK (receiver <> 'broken')"); err != nil {
 		t.Fatal(err)
 	}
