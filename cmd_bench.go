@@ -30,6 +30,7 @@ func (a *app) benchCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.BoolVar(&o.JSON, "json", false, "print JSON")
 	flags.IntVar(&o.Messages, "messages", 0, "messages of each scenario (default: its own number)")
+	flags.IntVar(&o.Payload, "payload", 200, "bytes of a message's text")
 	flags.StringVar(&o.Dir, "dir", os.TempDir(), "where the database is made for the time of the run; use the disk that you want to measure")
 	flags.StringVar(&profile, "cpuprofile", "", "write a CPU profile to this file")
 	return cmd

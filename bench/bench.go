@@ -28,6 +28,7 @@ type Options struct {
 	Dir       string   // where the private database is made; removed afterwards
 	Scenarios []string // names; none: all
 	Messages  int      // messages of a scenario; 0: its own number
+	Payload   int      // bytes of a message's text
 	JSON      bool     // print JSON instead of a table
 	Out       io.Writer
 	Progress  io.Writer
@@ -114,7 +115,7 @@ func Run(ctx context.Context, o Options) error {
 			n = o.Messages
 		}
 		fmt.Fprintf(o.Progress, "%s: %s …\n", s.name, s.about)
-		result, err := runOne(ctx, db, s, n, o.Log)
+		result, err := runOne(ctx, db, s, n, o)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -124,12 +125,13 @@ func Run(ctx context.Context, o Options) error {
 	return print(o, all)
 }
 
-func runOne(ctx context.Context, db *localdb.Server, s scenario, n int, log *slog.Logger) (Result, error) {
+func runOne(ctx context.Context, db *localdb.Server, s scenario, n int, o Options) (Result, error) {
+	log := o.Log
 	dsn := db.DSN("bench_" + strings.ReplaceAll(s.name, "-", "_"))
 	if _, err := store.Migrate(ctx, store.Config{DSN: dsn}); err != nil {
 		return Result{}, err
 	}
-	r := &rig{policies: policy.Defaults(), log: log, slots: 2000}
+	r := &rig{policies: policy.Defaults(), log: log, slots: 2000, text: strings.Repeat("x", o.Payload)}
 	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 32, Log: log, Wake: r.wake, Reserve: r.reserve})
 	if err != nil {
 		return Result{}, err
@@ -167,6 +169,7 @@ type rig struct {
 	policies *policy.Set
 	engine   *queue.Engine
 	handOff  bool
+	text     string
 	slots    int // sends at the same time
 	sink     *sink
 	log      *slog.Logger

@@ -40,7 +40,10 @@ func (s *sink) Traits() sender.Traits { return sender.Traits{Repeatable: true} }
 
 func (s *sink) Close() error { return nil }
 
-const body = `{"channels":["log"],"to":"+8613800000000","subject":"Your order","text":"Your order 20261130-000042 has left our warehouse and will arrive tomorrow between 9 and 12."}`
+// request is a message as a caller sends it.
+func (r *rig) request() string {
+	return `{"channels":["log"],"to":"+8613800000000","subject":"Your order","text":"` + r.text + `"}`
+}
 
 // post sends single messages by HTTP over a number of connections.
 func (r *rig) post(ctx context.Context, n, connections int) (Result, error) {
@@ -60,7 +63,7 @@ func (r *rig) post(ctx context.Context, n, connections int) (Result, error) {
 	defer httpServer.Close()
 	latencies := make([]time.Duration, n)
 	started := time.Now()
-	err = parallel(connections, n, func(from, to int) error { return postAll(listener.Addr().String(), latencies[from:to]) })
+	err = parallel(connections, n, func(from, to int) error { return postAll(listener.Addr().String(), r.request(), latencies[from:to]) })
 	took := time.Since(started)
 	if err != nil {
 		return Result{}, err
@@ -92,7 +95,7 @@ func parallel(parts, n int, do func(from, to int) error) error {
 
 // postAll sends one request after another over one connection. It speaks HTTP by hand: the load shares the cores with what
 // is measured, so it must cost little.
-func postAll(address string, latencies []time.Duration) error {
+func postAll(address, body string, latencies []time.Duration) error {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		return err
@@ -142,13 +145,13 @@ func readAnswer(in *bufio.Reader) error {
 	return err
 }
 
-func batchOf(n int, expire time.Time) []store.Message {
+func (r *rig) batch(n int) []store.Message {
+	content := []byte(`{"subject":"Your order","text":"` + r.text + `"}`)
 	batch := make([]store.Message, n)
 	for i := range batch {
 		batch[i] = store.Message{
-			SourceID: "default", Category: msg.Notification, Lane: msg.Middle, AttemptLimit: 5, Expire: expire,
-			Content: []byte(`{"subject":"Your order","text":"Your order 20261130-000042 has left our warehouse and will arrive tomorrow between 9 and 12."}`),
-			Tasks:   []store.NewTask{{Channel: msg.Log, Receiver: "+8613800000000"}},
+			SourceID: "default", Category: msg.Notification, Lane: msg.Middle, AttemptLimit: 5, Expire: r.store.Now().Add(time.Hour),
+			Content: content, Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "+8613800000000"}},
 		}
 	}
 	return batch
@@ -159,7 +162,7 @@ func (r *rig) produce(ctx context.Context, n int) error {
 	return parallel(4, n, func(from, to int) error {
 		for from < to {
 			size := min(500, to-from)
-			_, errs := r.store.EnqueueBatch(ctx, batchOf(size, r.store.Now().Add(time.Hour)))
+			_, errs := r.store.EnqueueBatch(ctx, r.batch(size))
 			for _, err := range errs {
 				if err != nil {
 					return err
@@ -205,7 +208,7 @@ func (*hanging) Send(ctx context.Context, _ *sender.Message) sender.Verdict {
 
 // neighbour measures what a provider that hangs costs the other channels.
 func (r *rig) neighbour(ctx context.Context, n int) (Result, error) {
-	stuck := batchOf(500, r.store.Now().Add(time.Hour))
+	stuck := r.batch(500)
 	for i := range stuck {
 		stuck[i].Tasks[0].Channel = msg.Webhook
 	}
