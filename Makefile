@@ -7,10 +7,13 @@ TOOL    := go tool -modfile=tools/go.mod
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PATH := $(PATH):/usr/sbin:/usr/local/go/bin
 
+# Arguments of bench-peers, such as PEERS="-rounds 1 -payloads 200".
+PEERS ?=
+
 # Seconds that each fuzz target runs.
 FUZZTIME ?= 10s
 
-.PHONY: run build test lint fuzz bench setup-db setup-race clean
+.PHONY: run build test lint fuzz bench bench-peers setup-db setup-race setup-peers clean
 
 ## run: serve with a private database and files below ./data
 run: build setup-db
@@ -39,6 +42,16 @@ fuzz: setup-go
 ## bench: measure this machine; see docs/benchmarks.md
 bench: build setup-db
 	./bin/tidings bench
+
+## bench-peers: the same work on river, asynq and beanstalkd, in one run with Tidings; see docs/benchmarks.md
+bench-peers: build setup-db setup-peers
+	cd bench/peers && go build -o ../../bin/peers .
+	./bin/peers $(PEERS)
+
+setup-peers:
+	@command -v redis-server >/dev/null && command -v beanstalkd >/dev/null && ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { \
+		echo "installing postgresql, redis-server and beanstalkd"; \
+		$(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends postgresql redis-server beanstalkd; }
 
 .PHONY: setup-go
 setup-go:

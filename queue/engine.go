@@ -135,7 +135,7 @@ func (e *Engine) Stop(ctx context.Context) {
 		timer.Stop()
 	}
 	e.settler.close(e.cfg.SettleBudget)
-	e.stopSends()
+	e.stopSends() // which also ends workers that wait for work
 }
 
 // upkeep does what is due now and then, whoever does it: partitions ahead, keys forgotten.

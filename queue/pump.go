@@ -16,6 +16,8 @@ type pump struct {
 	engine  *Engine
 	channel Channel
 	wake    chan struct{}
+	// idleWorkers takes a task only if a worker waits for one.
+	idleWorkers chan store.Task
 
 	credit    [len(msg.Lanes)]int
 	rowBytes  int // size of the biggest row claimed last, to keep claims of big ones small
@@ -37,12 +39,13 @@ const (
 	// gatherWait is how long a pump whose slots are mostly busy lets free ones gather, so that it claims several rows at once.
 	gatherWait = 5 * time.Millisecond
 	errorWait  = 250 * time.Millisecond
+	workerRest = 5 * time.Second // before a worker without work ends
 )
 
 var never = time.Now().Add(100 * 365 * 24 * time.Hour)
 
 func newPump(e *Engine, c Channel) *pump {
-	p := &pump{engine: e, channel: c, wake: make(chan struct{}, 1), free: c.Slots}
+	p := &pump{engine: e, channel: c, wake: make(chan struct{}, 1), idleWorkers: make(chan store.Task), free: c.Slots}
 	for i := range p.look {
 		p.look[i] = never
 		p.wait[i] = firstWait
@@ -131,13 +134,37 @@ func (r *reservation) Release() {
 	r.pump.engine.workers.Done()
 }
 
-// start runs a worker for each task. Their slots are taken already.
+// start gives each task to a worker. Their slots are taken already. Each worker has its own copy: one slow send must not
+// keep all contents in memory.
 func (p *pump) start(tasks []store.Task) {
-	for _, t := range tasks { // each worker has its own copy: one slow send must not keep all contents in memory
-		p.engine.workers.Go(func() {
-			p.work(&t)
-			p.freed(1)
-		})
+	p.engine.workers.Add(len(tasks))
+	for _, t := range tasks {
+		select {
+		case p.idleWorkers <- t:
+		default:
+			go p.worker(t)
+		}
+	}
+}
+
+// worker makes attempts until there has been nothing to do for a while. A goroutine for each attempt would grow its stack
+// anew each time, which took a tenth of the process's time.
+func (p *pump) worker(t store.Task) {
+	rest := time.NewTimer(workerRest)
+	defer rest.Stop()
+	for {
+		p.work(&t)
+		p.freed(1)
+		t = store.Task{}
+		p.engine.workers.Done()
+		rest.Reset(workerRest)
+		select {
+		case t = <-p.idleWorkers:
+		case <-rest.C:
+			return
+		case <-p.engine.sends.Done():
+			return
+		}
 	}
 }
 

@@ -2,10 +2,11 @@ package queue
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"runtime/debug"
 	"time"
+
+	"github.com/go-json-experiment/json"
 
 	"tidings/internal/msg"
 	"tidings/sender"

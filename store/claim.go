@@ -182,8 +182,17 @@ func (s *Store) read(ctx context.Context, query string, lane msg.Lane, mostBytes
 	return tasks, rows.Err()
 }
 
-// recorded finds the tasks that have a record.
+// freshFor is how young a task is of which nobody can have made a copy by hand.
+const freshFor = 5 * time.Second
+
+// recorded finds the tasks that have a record. Only a hand-made copy can, so a task that was accepted a moment ago and never
+// tried is not asked about: in the usual case this costs nothing.
 func (s *Store) recorded(ctx context.Context, channel msg.Channel, tasks []Task) (ids []uint64, err error) {
+	fresh := s.Now().Add(-freshFor)
+	tasks = slices.DeleteFunc(slices.Clone(tasks), func(t Task) bool { return t.Attempt == 0 && t.Created.After(fresh) })
+	if len(tasks) == 0 {
+		return nil, nil
+	}
 	oldest := slices.MinFunc(tasks, func(a, b Task) int { return a.Created.Compare(b.Created) }).Created
 	err = s.db.SelectContext(ctx, &ids, fmt.Sprintf(sqlRecorded, idList(tasks)), channel, oldest.Add(-clockSlack))
 	return ids, err

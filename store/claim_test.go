@@ -232,6 +232,7 @@ func TestClaimFindsRecorded(t *testing.T) {
 	db := raw(t, dsn)
 	run(t, db, `INSERT INTO t_msg_record SELECT q.*, UTC_TIMESTAMP(3), '', 0 FROM t_msg_queue_middle AS q WHERE msg_id = ?`, ids[3])
 	run(t, db, `UPDATE t_msg_record SET status = 3`)
+	run(t, db, `UPDATE t_msg_queue_middle SET create_time = create_time - INTERVAL 10 SECOND WHERE msg_id > 0`)
 	tasks, recorded, err := s.Claim(context.Background(), msg.Middle, msg.Log, 10)
 	if err != nil || len(tasks) != 9 || len(recorded) != 1 || recorded[0].MsgID != ids[3] {
 		t.Fatalf("%d tasks, %d recorded, %v", len(tasks), len(recorded), err)
