@@ -71,6 +71,7 @@ var scenarios = []scenario{
 		return r.endToEnd(ctx, n)
 	}},
 	{"burn-down", "a backlog that is there before the engine starts", 200_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.burnDown(ctx, n) }},
+	{"snapshot", "claimed, while somebody holds a snapshot from before all of it, against the same without", 500_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.snapshot(ctx, n) }},
 	{"neighbour", "end to end, while another channel's provider hangs on every send; and without, three times in turn", 50_000, func(ctx context.Context, r *rig, n int) (Result, error) { return r.neighbour(ctx, n) }},
 }
 
@@ -131,7 +132,7 @@ func runOne(ctx context.Context, db *localdb.Server, s scenario, n int, o Option
 	if _, err := store.Migrate(ctx, store.Config{DSN: dsn}); err != nil {
 		return Result{}, err
 	}
-	r := &rig{policies: policy.Defaults(), log: log, slots: 2000, text: strings.Repeat("x", o.Payload)}
+	r := &rig{dsn: dsn, policies: policy.Defaults(), log: log, slots: 2000, text: strings.Repeat("x", o.Payload)}
 	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 32, Log: log, Wake: r.wake, Reserve: r.reserve})
 	if err != nil {
 		return Result{}, err
@@ -168,6 +169,7 @@ type rig struct {
 	store    *store.Store
 	policies *policy.Set
 	engine   *queue.Engine
+	dsn      string
 	handOff  bool
 	text     string
 	slots    int // sends at the same time

@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"context"
+	"database/sql"
 	"fmt"
 	"io"
 	"net"
@@ -232,6 +233,37 @@ func (r *rig) neighbour(ctx context.Context, n int) (Result, error) {
 	return Result{
 		Messages: n, Seconds: float64(n) / beside[1], PerSecond: beside[1],
 		Note: fmt.Sprintf("%.0f/s without it: %.0f %% kept", alone[1], 100*beside[1]/alone[1]),
+	}, nil
+}
+
+// snapshot measures what an old snapshot (a backup, a long SELECT) costs claims.
+func (r *rig) snapshot(ctx context.Context, n int) (Result, error) {
+	before, err := r.rate(ctx, n/5)
+	if err != nil {
+		return Result{}, err
+	}
+	db, err := sql.Open("mysql", r.dsn)
+	if err != nil {
+		return Result{}, err
+	}
+	defer db.Close()
+	reader, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
+	if err != nil {
+		return Result{}, err
+	}
+	defer reader.Rollback()
+	var seen int
+	if err := reader.QueryRowContext(ctx, "SELECT COUNT(*) FROM t_msg_record").Scan(&seen); err != nil { // which takes the snapshot
+		return Result{}, err
+	}
+	started := time.Now()
+	during, err := r.rate(ctx, n)
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{
+		Messages: n, Seconds: time.Since(started).Seconds(), PerSecond: during,
+		Note: fmt.Sprintf("%.0f/s before it: %.0f %% kept", before, 100*during/before),
 	}, nil
 }
 

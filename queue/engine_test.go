@@ -321,8 +321,8 @@ func TestRecoversTheDead(t *testing.T) {
 	b := setup(t, &script{traits: sender.Traits{Repeatable: true}}, shortLease)
 	b.stop()
 	ids := b.send(t, 10)
-	if tasks, _, err := b.store.Claim(context.Background(), msg.Middle, msg.Log, 10); err != nil || len(tasks) != 10 {
-		t.Fatalf("%d tasks, %v", len(tasks), err)
+	if claimed, err := b.store.Claim(context.Background(), msg.Middle, msg.Log, 10, time.Time{}); err != nil || len(claimed.Tasks) != 10 {
+		t.Fatalf("%d tasks, %v", len(claimed.Tasks), err)
 	}
 	other := setup(t, &script{traits: sender.Traits{Repeatable: true}}, shortLease, func(sc *store.Config, _ *queue.Config) { sc.DSN = b.dsn })
 	other.await(t, 10, "t_msg_record WHERE status = 3 AND attempt = 2")

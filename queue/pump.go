@@ -23,6 +23,7 @@ type pump struct {
 	rowBytes  int // size of the biggest row claimed last, to keep claims of big ones small
 	lastClaim time.Time
 	wait      [len(msg.Lanes)]time.Duration // before the next look at a lane that had less than was asked for
+	marks     [len(msg.Lanes)]checkpoint
 
 	mu      sync.Mutex
 	free    int
@@ -292,7 +293,8 @@ func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, er
 	// A claim that has begun is carried through: rows of ours that nobody knows of would be taken for lost ones.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.store.Lease())
 	defer cancel()
-	tasks, recorded, err := e.store.Claim(call, lane, p.channel.Channel, limit)
+	claimed, err := p.take(call, lane, limit)
+	tasks, recorded := claimed.Tasks, claimed.Recorded
 	if err != nil {
 		e.note(err)
 		e.log.Warn("cannot claim", "channel", p.channel.Channel, "lane", lane, "err", err)
@@ -315,6 +317,53 @@ func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, er
 		p.freed(len(recorded))
 	}
 	return len(tasks) + len(recorded), nil
+}
+
+// checkpoint bounds a lane's looks from below. While somebody holds an old snapshot (a backup, a long SELECT), InnoDB keeps
+// the index entries of all tasks since, and a look from the beginning walks them each time. So looks begin a little before
+// what the last one saw. Looks at the whole lane find what turned up behind that; they follow an empty look, and come at
+// least once a second, but take no more than a twentieth of the time.
+type checkpoint struct {
+	from      time.Time // by the database's clock; zero: none yet
+	lastWhole time.Time
+	nextWhole time.Time // not before, for its cost
+}
+
+const (
+	checkpointSlack = 2 * time.Second // rows of transactions that committed late
+	wholeEvery      = time.Second
+	wholeShare      = 19 // a look at the whole lane that took d is not repeated for 19 d
+)
+
+// take claims tasks of a lane from its checkpoint on, or from the beginning where that is due.
+func (p *pump) take(ctx context.Context, lane msg.Lane, limit int) (store.Claimed, error) {
+	mark := &p.marks[lane]
+	now := time.Now()
+	mayWhole := !now.Before(mark.nextWhole)
+	if !mark.from.IsZero() && !(mayWhole && now.Sub(mark.lastWhole) > wholeEvery) {
+		c, err := p.engine.store.Claim(ctx, lane, p.channel.Channel, limit, mark.from)
+		if err != nil || !c.Newest.IsZero() {
+			mark.saw(c.Newest)
+			return c, err
+		}
+		if !mayWhole {
+			p.lookAt(lane, mark.nextWhole)
+			return c, nil
+		}
+	}
+	began := time.Now()
+	c, err := p.engine.store.Claim(ctx, lane, p.channel.Channel, limit, time.Time{})
+	mark.lastWhole = time.Now()
+	mark.nextWhole = mark.lastWhole.Add(wholeShare * mark.lastWhole.Sub(began))
+	mark.saw(c.Newest)
+	return c, err
+}
+
+// saw moves the checkpoint to what a look has seen, forwards or back.
+func (m *checkpoint) saw(newest time.Time) {
+	if !newest.IsZero() {
+		m.from = newest.Add(-checkpointSlack)
+	}
 }
 
 // split divides n slots among the hungry lanes by weight. credit carries what rounding left over from one call to the

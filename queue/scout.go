@@ -12,8 +12,6 @@ import (
 // tasks whose lease or wait has ended, but not while owners of such tasks may still hold outcomes that they could not write:
 // for one lease after the database was away, or was started.
 func (e *Engine) scout(ctx context.Context) {
-	every := time.NewTicker(e.cfg.Survey)
-	defer every.Stop()
 	lease := e.store.Lease()
 	recoverFrom, uptimeKnown := time.Now().Add(lease), false
 	for {
@@ -22,12 +20,15 @@ func (e *Engine) scout(ctx context.Context) {
 				recoverFrom, uptimeKnown = time.Now().Add(max(0, lease-up)), true
 			}
 		}
+		began := time.Now()
 		answered := e.survey(ctx, !time.Now().Before(recoverFrom))
+		took := time.Since(began)
 		if e.databaseOut.Swap(false) || !answered {
 			recoverFrom = time.Now().Add(lease)
 		}
+		// A survey walks the entries that an old snapshot keeps, too: it takes no more than a twentieth of the time.
 		select {
-		case <-every.C:
+		case <-time.After(max(e.cfg.Survey, wholeShare*took)):
 		case <-ctx.Done():
 			return
 		}

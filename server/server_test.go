@@ -422,11 +422,11 @@ func TestWait(t *testing.T) {
 	}
 	done := make(chan answer, 1)
 	go func() { done <- b.do(t, "GET", "/api/messages/"+id+"?wait=30s", "") }()
-	tasks, _, err := b.store.Claim(context.Background(), msg.Middle, msg.Log, 1)
-	if err != nil || len(tasks) != 1 {
+	claimed, err := b.store.Claim(context.Background(), msg.Middle, msg.Log, 1, time.Time{})
+	if err != nil || len(claimed.Tasks) != 1 {
 		t.Fatal(err)
 	}
-	if _, err := b.store.Settle(context.Background(), []store.Outcome{{Task: tasks[0], State: msg.Success, Finished: b.store.Now()}}); err != nil {
+	if _, err := b.store.Settle(context.Background(), []store.Outcome{{Task: claimed.Tasks[0], State: msg.Success, Finished: b.store.Now()}}); err != nil {
 		t.Fatal(err)
 	}
 	if a := <-done; a.body["status"] != "success" {

@@ -19,7 +19,7 @@ import (
 // put back for later since the look: their next_time lies after it.
 const (
 	sqlLook = `SELECT /* tidings:look */ ` + taskColumns + ` FROM %s
-		WHERE channel = ? AND status = 0 AND next_time <= UTC_TIMESTAMP(3) ORDER BY next_time LIMIT ?`
+		WHERE channel = ? AND status = 0 AND next_time <= UTC_TIMESTAMP(3) AND next_time >= ? ORDER BY next_time LIMIT ?`
 	sqlClaim = `UPDATE /* tidings:claim */ (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
 			WHERE msg_id IN (%[2]s) AND channel = ? AND status = 0 AND next_time <= ? ORDER BY msg_id LIMIT ? FOR UPDATE SKIP LOCKED) AS free
 		STRAIGHT_JOIN %[1]s AS task ON task.msg_id = free.msg_id AND task.channel = free.channel
@@ -39,43 +39,67 @@ const (
 // lookBytes bounds what one look brings into memory. It ends after the row that reaches it.
 const lookBytes = 8 << 20
 
-// Claim takes up to limit due tasks of a lane and channel, oldest first, under an owner of its own and for one lease. The
-// attempt that the caller is about to make is counted already. Tasks that have a record (only a hand-made copy can) have
-// ended already: they are returned in recorded, claimed but not to be sent.
-func (s *Store) Claim(ctx context.Context, lane msg.Lane, channel msg.Channel, limit int) (tasks, recorded []Task, err error) {
-	tasks, recorded, passed, err := s.claimOnce(ctx, lane, channel, limit, limit, nil)
-	if err != nil || len(passed) == 0 {
-		return tasks, recorded, public(err)
-	}
-	// The oldest rows were not to be had. Others behind them may be, however few slots there are to look with.
-	rest := limit - len(tasks) - len(recorded)
-	more, moreRecorded, _, err := s.claimOnce(ctx, lane, channel, rest, 2*limit+100, passed)
-	if err != nil && len(tasks)+len(recorded) > 0 {
-		err = nil // what was claimed must be worked on; the next claim meets the same trouble
-	}
-	return append(tasks, more...), append(recorded, moreRecorded...), public(err)
+// Claimed is what a claim took.
+type Claimed struct {
+	Tasks []Task
+	// Recorded are tasks that have a record (only a hand-made copy can). They are claimed, and not to be sent.
+	Recorded []Task
+	// Newest is the latest next_time that was looked at; zero: nothing was there.
+	Newest time.Time
 }
 
-// claimOnce looks at rows, leaves out those in skip, and claims up to limit. passed are ids that were looked at in vain.
-func (s *Store) claimOnce(ctx context.Context, lane msg.Lane, channel msg.Channel, limit, look int, skip []uint64) (tasks, recorded []Task, passed []uint64, err error) {
-	seen, err := s.read(ctx, fmt.Sprintf(sqlLook, queueTable(lane)), lane, lookBytes, channel, look)
-	if err != nil {
-		return nil, nil, nil, err
+// Claim takes up to limit due tasks of a lane and channel, oldest first, under an owner of its own and for one lease. The
+// attempt that the caller is about to make is counted already. from leaves out what was due before it: while somebody holds
+// an old snapshot, InnoDB keeps index entries of tasks long gone, and a look from the beginning walks them all. Zero leaves
+// nothing out.
+func (s *Store) Claim(ctx context.Context, lane msg.Lane, channel msg.Channel, limit int, from time.Time) (Claimed, error) {
+	l := look{lane: lane, channel: channel, from: from, rows: limit}
+	c, passed, err := s.claimOnce(ctx, l, limit)
+	if err != nil || len(passed) == 0 {
+		return c, public(err)
 	}
-	seen = slices.DeleteFunc(seen, func(t Task) bool { return slices.Contains(skip, t.MsgID) })
+	// The oldest rows were not to be had. Others behind them may be, however few slots there are to look with.
+	l.rows, l.skip = 2*limit+100, passed
+	more, _, err := s.claimOnce(ctx, l, limit-len(c.Tasks)-len(c.Recorded))
+	c.Tasks, c.Recorded = append(c.Tasks, more.Tasks...), append(c.Recorded, more.Recorded...)
+	if more.Newest.After(c.Newest) {
+		c.Newest = more.Newest
+	}
+	if len(c.Tasks)+len(c.Recorded) > 0 {
+		err = nil // what was claimed must be worked on; the next claim meets the same trouble
+	}
+	return c, public(err)
+}
+
+// look says which rows to look at.
+type look struct {
+	lane    msg.Lane
+	channel msg.Channel
+	from    time.Time
+	rows    int
+	skip    []uint64
+}
+
+// claimOnce looks at rows and claims up to limit of them. passed are ids that were looked at in vain.
+func (s *Store) claimOnce(ctx context.Context, l look, limit int) (c Claimed, passed []uint64, err error) {
+	seen, err := s.read(ctx, fmt.Sprintf(sqlLook, queueTable(l.lane)), l.lane, lookBytes, l.channel, earliest(l.from), l.rows)
+	if err != nil {
+		return c, nil, err
+	}
+	seen = slices.DeleteFunc(seen, func(t Task) bool { return slices.Contains(l.skip, t.MsgID) })
 	if len(seen) == 0 {
-		return nil, nil, nil, nil
+		return c, nil, nil
 	}
-	done, err := s.recorded(ctx, channel, seen)
+	done, err := s.recorded(ctx, l.channel, seen)
 	if err != nil {
-		return nil, nil, nil, err
+		return c, nil, err
 	}
-	newest := seen[len(seen)-1].Next
-	tasks, err = s.take(ctx, lane, channel, seen, limit, func(owner, ids string) (string, []any) {
-		return fmt.Sprintf(sqlClaim, queueTable(lane), ids), []any{channel, newest, limit, owner, s.cfg.Lease.Microseconds()}
+	c.Newest = seen[len(seen)-1].Next
+	tasks, err := s.take(ctx, l.lane, l.channel, seen, limit, func(owner, ids string) (string, []any) {
+		return fmt.Sprintf(sqlClaim, queueTable(l.lane), ids), []any{l.channel, c.Newest, limit, owner, s.cfg.Lease.Microseconds()}
 	}, func(t *Task) { t.Attempt++ })
 	if err != nil {
-		return nil, nil, nil, err
+		return c, nil, err
 	}
 	if len(tasks) < min(len(seen), limit) {
 		for i := range seen {
@@ -84,10 +108,20 @@ func (s *Store) claimOnce(ctx context.Context, lane msg.Lane, channel msg.Channe
 	}
 	for _, t := range tasks {
 		if slices.Contains(done, t.MsgID) {
-			recorded = append(recorded, t)
+			c.Recorded = append(c.Recorded, t)
+		} else {
+			c.Tasks = append(c.Tasks, t)
 		}
 	}
-	return slices.DeleteFunc(tasks, func(t Task) bool { return slices.Contains(done, t.MsgID) }), recorded, passed, nil
+	return c, passed, nil
+}
+
+// earliest makes a bound of it that a DATETIME can hold: a hand-made next_time may lie in any year.
+func earliest(from time.Time) time.Time {
+	if from.IsZero() {
+		return time.Date(1000, 1, 1, 0, 0, 0, 0, time.UTC)
+	}
+	return from
 }
 
 // Recover takes up to limit tasks whose lease (status Sending) or wait (Unknown) is over, but for those that skip names.

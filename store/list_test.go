@@ -51,11 +51,11 @@ func TestList(t *testing.T) {
 	// The first middle one ends in success, the high ones as dead letters.
 	tasks := claim(t, s, 1)
 	settle(t, s, success(s, tasks[0]))
-	high, _, err := s.Claim(context.Background(), msg.High, msg.Log, 10)
-	if err != nil || len(high) != 2 {
-		t.Fatal(err, len(high))
+	high, err := s.Claim(context.Background(), msg.High, msg.Log, 10, time.Time{})
+	if err != nil || len(high.Tasks) != 2 {
+		t.Fatal(err, len(high.Tasks))
 	}
-	for _, task := range high {
+	for _, task := range high.Tasks {
 		settle(t, s, store.Outcome{Task: task, State: msg.Dead, Finished: s.Now()})
 	}
 	newest := slices.Clone(all)

@@ -58,11 +58,11 @@ func TestPacketFailsAnywhere(t *testing.T) {
 
 			var tasks []store.Task
 			for _, lane := range msg.Lanes {
-				got, _, err := s.Claim(context.Background(), lane, msg.Log, 100)
+				got, err := s.Claim(context.Background(), lane, msg.Log, 100, time.Time{})
 				if err != nil {
 					t.Fatal(err)
 				}
-				tasks = append(tasks, got...)
+				tasks = append(tasks, got.Tasks...)
 			}
 			outcomes := make([]store.Outcome, len(tasks))
 			for i := range tasks {

@@ -85,11 +85,11 @@ func enqueue(t testing.TB, s *store.Store, m *store.Message) store.Accepted {
 
 func claim(t testing.TB, s *store.Store, limit int) []store.Task {
 	t.Helper()
-	tasks, recorded, err := s.Claim(context.Background(), msg.Middle, msg.Log, limit)
-	if err != nil || len(recorded) > 0 {
-		t.Fatalf("claim: %v, %d recorded", err, len(recorded))
+	claimed, err := s.Claim(context.Background(), msg.Middle, msg.Log, limit, time.Time{})
+	if err != nil || len(claimed.Recorded) > 0 {
+		t.Fatalf("claim: %v, %d recorded", err, len(claimed.Recorded))
 	}
-	return tasks
+	return claimed.Tasks
 }
 
 func settle(t testing.TB, s *store.Store, outcomes ...store.Outcome) []store.Settled {

@@ -80,6 +80,15 @@ func river(ctx context.Context, dir string, n int, payload string) (float64, err
 		return 0, err
 	}
 	defer pool.Close()
+	for range 100 { // the socket is there before the server is
+		if err = pool.Ping(ctx); err == nil {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if err != nil {
+		return 0, err
+	}
 	driver := riverpgxv5.New(pool)
 	migrator, err := rivermigrate.New(driver, nil)
 	if err != nil {
