@@ -333,6 +333,7 @@ const (
 	checkpointSlack = 2 * time.Second // rows of transactions that committed late
 	wholeEvery      = time.Second
 	wholeShare      = 19 // a look at the whole lane that took d is not repeated for 19 d
+	mostRest        = 20 * time.Second
 )
 
 // take claims tasks of a lane from its checkpoint on, or from the beginning where that is due.
@@ -354,10 +355,16 @@ func (p *pump) take(ctx context.Context, lane msg.Lane, limit int) (store.Claime
 	began := time.Now()
 	c, err := p.engine.store.Claim(ctx, lane, p.channel.Channel, limit, time.Time{})
 	mark.lastWhole = time.Now()
-	mark.nextWhole = mark.lastWhole.Add(wholeShare * mark.lastWhole.Sub(began))
+	if err == nil { // an error took its time for another reason
+		mark.nextWhole = mark.lastWhole.Add(restAfter(mark.lastWhole.Sub(began)))
+	}
 	mark.saw(c.Newest)
 	return c, err
 }
+
+// restAfter is how long a look at everything is not repeated, for what it cost. Whatever slowed one down, the next comes
+// before a lease is over.
+func restAfter(took time.Duration) time.Duration { return min(wholeShare*took, mostRest) }
 
 // saw moves the checkpoint to what a look has seen, forwards or back.
 func (m *checkpoint) saw(newest time.Time) {

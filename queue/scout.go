@@ -20,32 +20,32 @@ func (e *Engine) scout(ctx context.Context) {
 				recoverFrom, uptimeKnown = time.Now().Add(max(0, lease-up)), true
 			}
 		}
-		began := time.Now()
-		answered := e.survey(ctx, !time.Now().Before(recoverFrom))
-		took := time.Since(began)
+		answered, took := e.survey(ctx, !time.Now().Before(recoverFrom))
 		if e.databaseOut.Swap(false) || !answered {
 			recoverFrom = time.Now().Add(lease)
 		}
 		// A survey walks the entries that an old snapshot keeps, too: it takes no more than a twentieth of the time.
 		select {
-		case <-time.After(max(e.cfg.Survey, wholeShare*took)):
+		case <-time.After(max(e.cfg.Survey, restAfter(took))):
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// survey reads what waits and acts on it. It tells whether the database answered.
-func (e *Engine) survey(ctx context.Context, mayRecover bool) bool {
+// survey reads what waits and acts on it. It tells whether the database answered, and how long that took it.
+func (e *Engine) survey(ctx context.Context, mayRecover bool) (answered bool, took time.Duration) {
 	call, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	began := time.Now()
 	waiting, err := e.store.Survey(call)
 	if err != nil {
 		if ctx.Err() == nil {
 			e.log.Warn("cannot look at the queue", "err", err)
 		}
-		return false
+		return false, 0
 	}
+	took = time.Since(began)
 	now := e.store.Now()
 	for _, w := range waiting {
 		p := e.pumps[w.Channel]
@@ -59,7 +59,7 @@ func (e *Engine) survey(ctx context.Context, mayRecover bool) bool {
 			e.recover(call, p, w)
 		}
 	}
-	return true
+	return true, took
 }
 
 // recover takes tasks over from whoever held them, or waited for word of them, and decides what becomes of them.

@@ -28,7 +28,7 @@ const (
 	settleRows     = 500
 	settleBytes    = 1 << 20
 	settleParallel = 2
-	settleQueue    = 1000
+	settleQueue    = 4000
 	settleCall     = 10 * time.Second
 	blockedWait    = 100 * time.Millisecond // before a locked row is tried again; short, because others recover it when its lease ends
 	brokenWait     = 5 * time.Second        // before a row that cannot be written is tried again

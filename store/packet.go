@@ -30,11 +30,6 @@ func (p *packet) expect(n int) {
 	p.add("SET /* tidings:expect */ @tidings_ok = IF(ROW_COUNT() = ?, 1, (SELECT 1 UNION SELECT 2))", n)
 }
 
-const erTwoRows = 1242
-
-// isUnexpected tells whether a packet failed because a statement changed another number of rows than expected.
-func isUnexpected(err error) bool { return number(err) == erTwoRows }
-
 const rollbackTime = 2 * time.Second
 
 // run sends a packet's statements as one transaction. An error says that nothing was written, unless isLost: then nobody

@@ -37,7 +37,7 @@ func main() {
 	n := flag.Int("n", 100_000, "messages a round")
 	rounds := flag.Int("rounds", 3, "rounds")
 	payloads := flag.String("payloads", "200,2000", "bytes of a message, separated by commas")
-	only := flag.String("only", "", "measure only contenders whose name contains this")
+	only := flag.String("only", "", "measure only contenders whose name contains one of these, separated by commas")
 	flag.Parse()
 	if err := measure(context.Background(), *n, *rounds, strings.Split(*payloads, ","), *only); err != nil {
 		fmt.Fprintln(os.Stderr, "peers:", err)
@@ -54,7 +54,7 @@ func measure(ctx context.Context, n, rounds int, payloads []string, only string)
 		rates := map[string][]float64{}
 		for round := range rounds {
 			for _, c := range contenders {
-				if !strings.Contains(c.name, only) {
+				if !slices.ContainsFunc(strings.Split(only, ","), func(part string) bool { return strings.Contains(c.name, part) }) {
 					continue
 				}
 				rate, err := once(ctx, c, n, strings.Repeat("x", bytes))
@@ -92,7 +92,11 @@ func table(bytes, n int, rates map[string][]float64) {
 		if len(r) == 0 {
 			continue
 		}
-		fmt.Printf("| %s | %.0f | %.0f–%.0f | %.2f × | %s |\n", c.name, median(r), slices.Min(r), slices.Max(r), median(r)/base, c.durability)
+		against := "-"
+		if base > 0 {
+			against = fmt.Sprintf("%.2f ×", median(r)/base)
+		}
+		fmt.Printf("| %s | %.0f | %.0f–%.0f | %s | %s |\n", c.name, median(r), slices.Min(r), slices.Max(r), against, c.durability)
 	}
 }
 
