@@ -203,8 +203,8 @@ func (p *pump) idle() time.Duration {
 	case p.engine.heldBytes.Load() > mostHeldBytes:
 		return gatherWait
 	case p.free == 0:
-		p.starved = wait <= 0
-		return max(wait, time.Second) // a slot that becomes free ends it
+		p.starved = true
+		return time.Second // a slot that becomes free ends it
 	case p.free < (p.channel.Slots+3)/4:
 		wait = max(wait, time.Until(p.lastClaim.Add(gatherWait)))
 	}

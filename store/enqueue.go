@@ -72,7 +72,10 @@ const (
 	enqueueQueue    = 4096
 	enqueueBytes    = 64 << 20 // of messages whose callers wait
 	maxBatchBytes   = 1 << 20
-	enqueueAlone    = 16 // messages accepted alone at the same time
+	// Messages that are accepted alone at the same time: those that met a lock in a batch, and of those whose key is known to
+	// be held. Each may hold a packet connection for a lock wait.
+	enqueueAlone = 24
+	enqueueHeld  = 4
 )
 
 func (s *Store) startEnqueues() {
@@ -80,6 +83,7 @@ func (s *Store) startEnqueues() {
 	s.enqueues = batch.New(limits, func(p *pending) int { return p.size }, s.accept)
 	s.waitingBytes = semaphore.NewWeighted(enqueueBytes)
 	s.alone = semaphore.NewWeighted(enqueueAlone)
+	s.heldAlone = semaphore.NewWeighted(enqueueHeld)
 }
 
 // Enqueue accepts a message: when it returns without an error, the message and its key are committed. Concurrent callers
@@ -123,9 +127,10 @@ func (s *Store) EnqueueBatch(ctx context.Context, messages []Message) ([]Accepte
 		all[i] = p
 		work = append(work, p)
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	// A caller that goes away must not cut a packet off: whether it was committed would be anybody's guess.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
 	defer cancel()
-	s.acceptAll(ctx, work)
+	s.acceptAll(ctx, work, true)
 	for i, p := range all {
 		if p != nil {
 			<-p.done
@@ -156,8 +161,8 @@ func requestKey(requestID string, msgID uint64) (key [sha256.Size]byte) {
 	return key
 }
 
-// accept is one flush of the shared batch. Messages whose caller has gone are left out, and those whose key somebody held
-// locked a moment ago go alone, so that they hold up nobody else.
+// accept is one flush of the shared batch. Messages whose caller has gone are left out, and those whose key somebody holds
+// locked go alone, so that they hold up nobody else.
 func (s *Store) accept(batch []*pending) {
 	shared := make([]*pending, 0, len(batch))
 	for _, p := range batch {
@@ -165,7 +170,14 @@ func (s *Store) accept(batch []*pending) {
 		case p.gone.Load():
 			p.finish(Accepted{}, ErrUnavailable)
 		case s.isHeld(p):
-			s.acceptAlone(p)
+			if !s.heldAlone.TryAcquire(1) {
+				p.finish(Accepted{}, ErrBusy)
+				continue
+			}
+			s.background.Go(func() {
+				defer s.heldAlone.Release(1)
+				s.acceptAlone(p)
+			})
 		default:
 			shared = append(shared, p)
 		}
@@ -173,32 +185,41 @@ func (s *Store) accept(batch []*pending) {
 	if len(shared) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
 		defer cancel()
-		s.acceptAll(ctx, shared)
+		s.acceptAll(ctx, shared, true)
 	}
 }
 
-// acceptAlone accepts a message in a transaction of its own, in the background.
+// separate accepts the messages of a batch that met a lock, each alone, in the background: the next batch does not wait.
+func (s *Store) separate(batch []*pending) {
+	for _, p := range batch {
+		s.background.Go(func() {
+			ctx, cancel := context.WithTimeout(s.closing, s.cfg.Timeout)
+			defer cancel()
+			if s.alone.Acquire(ctx, 1) != nil {
+				p.finish(Accepted{}, ErrBusy)
+				return
+			}
+			defer s.alone.Release(1)
+			s.acceptAlone(p)
+		})
+	}
+}
+
+// acceptAlone accepts a message in a transaction of its own, and remembers whether its key is held.
 func (s *Store) acceptAlone(p *pending) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
-	if s.alone.Acquire(ctx, 1) != nil {
-		cancel()
-		p.finish(Accepted{}, ErrBusy)
-		return
+	defer cancel()
+	s.acceptAll(ctx, []*pending{p}, false)
+	name := keyName{p.SourceID, p.key}
+	if errors.Is(p.err, ErrBusy) {
+		s.held.Store(name, time.Now().Add(heldFor))
+	} else {
+		s.held.Delete(name)
 	}
-	s.background.Go(func() {
-		defer cancel()
-		defer s.alone.Release(1)
-		s.acceptAll(ctx, []*pending{p})
-		if errors.Is(p.err, ErrBusy) || ctx.Err() != nil {
-			s.held.Store(keyName{p.SourceID, p.key}, time.Now().Add(heldFor))
-		} else {
-			s.held.Delete(keyName{p.SourceID, p.key})
-		}
-	})
 }
 
-// heldFor is how long a key that was found locked is kept out of shared batches.
-const heldFor = 10 * time.Second
+// heldFor is how long a key that was found locked is kept out of shared batches, from the last time that it was.
+const heldFor = time.Minute
 
 func (s *Store) isHeld(p *pending) bool {
 	until, ok := s.held.Load(keyName{p.SourceID, p.key})
@@ -213,18 +234,24 @@ const optimisticRounds = 3
 
 // acceptAll answers every message of the batch. It inserts all rows at once and hopes; a key that exists rolls everything
 // back, is looked up and answered, and the others go on. After three such rounds each message goes alone, so that a storm
-// on one key costs its neighbours no more.
-func (s *Store) acceptAll(ctx context.Context, batch []*pending) {
+// on one key costs its neighbours no more. With handOff, tasks are given to free slots.
+func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 	batch = s.collapse(batch)
 	for round := 0; len(batch) > 0; round++ {
 		if round == optimisticRounds && len(batch) > 1 {
 			for _, p := range batch {
-				s.acceptAll(ctx, []*pending{p})
+				s.acceptAll(ctx, []*pending{p}, false)
 			}
 			return
 		}
 		started := time.Now()
-		offers := s.offer(batch)
+		var offers map[place]*offer
+		for _, p := range batch {
+			clear(p.owners)
+		}
+		if handOff {
+			offers = s.offer(batch)
+		}
 		err := s.insert(ctx, batch)
 		if err == nil {
 			s.handOver(offers, batch, started)
@@ -244,14 +271,11 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending) {
 			pause(ctx, 50*time.Millisecond)
 			batch = s.answerKnown(ctx, batch)
 		case len(batch) > 1 && isLockWait(err): // somebody holds one of the keys: the others must not wait for it
-			for _, p := range batch {
-				s.acceptAlone(p)
-			}
+			s.separate(batch)
 			return
-		case isLockWait(err) && ctx.Err() == nil && round < retries:
 		case len(batch) > 1 && !isLost(err) && !mustStartAgain(err) && ctx.Err() == nil: // one bad row: nor for that
-			s.acceptAll(ctx, batch[:len(batch)/2])
-			s.acceptAll(ctx, batch[len(batch)/2:])
+			s.acceptAll(ctx, batch[:len(batch)/2], false)
+			s.acceptAll(ctx, batch[len(batch)/2:], false)
 			return
 		default:
 			for _, p := range batch {

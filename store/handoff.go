@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"maps"
+	"sync"
 	"time"
 
 	"tidings/internal/id"
@@ -32,8 +34,7 @@ type offer struct {
 func (s *Store) offer(batch []*pending) map[place]*offer {
 	wanted := map[place]int{}
 	for _, p := range batch {
-		for i, t := range p.Tasks {
-			p.owners[i] = ""
+		for _, t := range p.Tasks {
 			wanted[place{p.Lane, t.Channel}]++
 		}
 	}
@@ -92,7 +93,7 @@ func (s *Store) withdraw(offers map[place]*offer, batch []*pending, err error) {
 	for _, o := range offers {
 		o.Release()
 	}
-	if len(offers) == 0 || !isLost(err) {
+	if len(offers) == 0 || !mayBeCommitted(err) {
 		return
 	}
 	var orphans []Outcome
@@ -104,24 +105,76 @@ func (s *Store) withdraw(offers map[place]*offer, batch []*pending, err error) {
 			}
 		}
 	}
-	s.background.Go(func() { s.putBackOrphans(orphans) })
+	s.adopt(orphans)
 }
 
-// putBackOrphans tries until the database answers, or the lease is over.
-func (s *Store) putBackOrphans(orphans []Outcome) {
-	ctx, cancel := context.WithTimeout(s.closing, s.cfg.Lease)
-	defer cancel()
-	for ctx.Err() == nil {
-		now := s.Now()
-		for i := range orphans {
-			orphans[i].Next, orphans[i].Finished = now, now
-		}
-		if _, err := s.Settle(ctx, orphans); err == nil {
-			for _, o := range orphans {
-				s.cfg.Wake(o.Task.Lane, o.Task.Channel)
-			}
+// orphanage keeps tasks that may stand in their tables under a claim that nobody works on, until they are found there or
+// their lease is over: the packet that nobody had an answer to may still be carried out, long after.
+type orphanage struct {
+	mu      sync.Mutex
+	waiting map[time.Time][]Outcome // by when to give them up
+	running bool
+}
+
+// adopt takes orphans in, and runs the one goroutine that looks after all of them.
+func (s *Store) adopt(orphans []Outcome) {
+	o := &s.orphans
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.waiting == nil {
+		o.waiting = map[time.Time][]Outcome{}
+	}
+	o.waiting[time.Now().Add(s.cfg.Lease)] = orphans
+	if !o.running {
+		o.running = true
+		s.background.Go(s.putBackOrphans)
+	}
+}
+
+func (s *Store) putBackOrphans() {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		if s.closing.Err() != nil || !s.visitOrphans() {
 			return
 		}
-		pause(ctx, 200*time.Millisecond)
+		pause(s.closing, wait)
 	}
+}
+
+// visitOrphans puts back those that have appeared. It tells whether any are left.
+func (s *Store) visitOrphans() (left bool) {
+	o := &s.orphans
+	o.mu.Lock()
+	rounds := maps.Clone(o.waiting)
+	o.mu.Unlock()
+	for until, orphans := range rounds {
+		rest := s.putBack(orphans)
+		o.mu.Lock()
+		if o.waiting[until] = rest; len(rest) == 0 || time.Now().After(until) {
+			delete(o.waiting, until)
+		}
+		o.mu.Unlock()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.running = len(o.waiting) > 0
+	return o.running
+}
+
+// putBack settles orphans as tasks that were not begun, and returns those that are not there, or locked by somebody.
+func (s *Store) putBack(orphans []Outcome) (rest []Outcome) {
+	now := s.Now()
+	for i := range orphans {
+		orphans[i].Next, orphans[i].Finished = now, now
+	}
+	ctx, cancel := context.WithTimeout(s.closing, s.cfg.Timeout)
+	defer cancel()
+	verdicts, _ := s.Settle(ctx, orphans) // what it did not do is tried again
+	for i, verdict := range verdicts {
+		if verdict == Done {
+			s.cfg.Wake(orphans[i].Task.Lane, orphans[i].Task.Channel)
+		} else {
+			rest = append(rest, orphans[i])
+		}
+	}
+	return rest
 }

@@ -30,6 +30,15 @@ func (p *packet) expect(n int) {
 	p.add("SET /* tidings:expect */ @tidings_ok = IF(ROW_COUNT() = ?, 1, (SELECT 1 UNION SELECT 2))", n)
 }
 
+// errNotSent marks a failure before anything of a packet reached the server.
+var errNotSent = errors.New("not sent")
+
+// mayBeCommitted tells whether a packet that failed may have been carried out all the same: only the server's own word, or
+// that nothing was sent, rules it out.
+func mayBeCommitted(err error) bool {
+	return !errors.Is(err, errNotSent) && (number(err) == 0 || isLost(err))
+}
+
 const rollbackTime = 2 * time.Second
 
 // run sends a packet's statements as one transaction. An error says that nothing was written, unless isLost: then nobody
@@ -37,7 +46,7 @@ const rollbackTime = 2 * time.Second
 func (s *Store) run(ctx context.Context, p *packet) (err error) {
 	conn, err := s.packets.Conn(ctx)
 	if err != nil {
-		return err
+		return errors.Join(errNotSent, err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	statements := p.statements

@@ -56,9 +56,10 @@ type Store struct {
 	node     nodeLease
 	enqueues *batch.Batcher[*pending]
 	// waitingBytes bounds the messages whose callers wait; alone those that are accepted by themselves.
-	waitingBytes, alone *semaphore.Weighted
-	background          sync.WaitGroup // acceptAlone's goroutines
-	held                sync.Map       // keyName → time.Time: keys that were found locked, until when they go alone
+	waitingBytes, alone, heldAlone *semaphore.Weighted
+	background                     sync.WaitGroup // goroutines of acceptAlone, and of adopt
+	orphans                        orphanage
+	held                           sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
 	giveUp  context.CancelFunc
@@ -67,11 +68,13 @@ type Store struct {
 }
 
 const (
-	lockWait  = 2 // seconds: innodb_lock_wait_timeout of every session
-	minPacket = 8 << 20
-	retries   = 10
+	// Seconds: innodb_lock_wait_timeout of every session, and of those for packets: what waits in one holds others up.
+	lockWait       = 2
+	packetLockWait = 1
+	minPacket      = 8 << 20
+	retries        = 10
 	// packetConnections is how many packets may be under way: both kinds of batches, and callers of EnqueueBatch.
-	packetConnections = 16
+	packetConnections = 32
 	closeTime         = 5 * time.Second  // for work in the background when the store closes
 	dbDeadline        = 10 * time.Second // for a statement that nobody waits for
 )
@@ -140,6 +143,7 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 	s.db.SetConnMaxIdleTime(10 * time.Minute)
 	several := driverCfg.Clone()
 	several.MultiStatements = true
+	several.Params["innodb_lock_wait_timeout"] = fmt.Sprint(packetLockWait)
 	s.packets = sql.OpenDB(&connector{cfg: several, observe: cfg.Observe})
 	s.packets.SetMaxOpenConns(packetConnections)
 	s.packets.SetMaxIdleConns(packetConnections)
