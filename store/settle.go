@@ -193,7 +193,8 @@ func whereOwned(outcomes []Outcome, own []int) string {
 func (s *Store) settleLane(ctx context.Context, lane msg.Lane, outcomes []Outcome, own []int, verdicts []Settled) error {
 	var held map[taskID]bool
 	err := s.tx(ctx, func(tx *sqlx.Tx) (err error) {
-		if held, err = lockOwned(ctx, tx, lane, outcomes, own); err != nil {
+		// Locks the rows as far as nobody else has, and finds those that are still ours.
+		if held, err = owned(ctx, tx, sqlLockOwned, lane, outcomes, own); err != nil {
 			return err
 		}
 		return s.write(ctx, tx, lane, outcomes, own, held)
@@ -246,11 +247,7 @@ type taskID struct {
 
 func idOf(t *Task) taskID { return taskID{t.MsgID, t.Channel, t.Owner} }
 
-// lockOwned locks the batch's rows as far as nobody else has, and returns those that are still ours.
-func lockOwned(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int) (map[taskID]bool, error) {
-	return owned(ctx, tx, sqlLockOwned, lane, outcomes, own)
-}
-
+// owned finds the rows that are still ours, by a statement that locks them or not.
 func owned(ctx context.Context, q sqlx.QueryerContext, query string, lane msg.Lane, outcomes []Outcome, own []int) (map[taskID]bool, error) {
 	rows, err := q.QueryContext(ctx, fmt.Sprintf(query, queueTable(lane), whereKeys(outcomes, own)))
 	if err != nil {

@@ -58,9 +58,6 @@ type Attachment struct {
 // Key is the task's name on the outside.
 func (t *Task) Key() string { return msg.TaskKey(t.MsgID, t.Channel) }
 
-// Retried tells whether the task has been attempted before the running attempt.
-func (t *Task) Retried() bool { return t.Attempt > 1 }
-
 // bytes is about what the task takes in a statement.
 func (t *Task) bytes() int {
 	return 512 + len(t.Content) + len(t.Params) + len(t.Receiver) + len(t.RequestID) + len(t.LastError)

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -40,7 +39,7 @@ func Main(m *testing.M) (code int) {
 // Server is the package's server.
 func Server() *localdb.Server { return server }
 
-// Empty names a database that does not exist yet, and that is dropped with the test.
+// Empty names a database that does not exist yet. It goes with the server.
 func Empty(t testing.TB) (dsn string) {
 	t.Helper()
 	var b [8]byte
@@ -80,6 +79,3 @@ func Open(t testing.TB, cfg store.Config) *store.Store {
 
 // Observe, when set before the tests run, sees every statement of every store.
 var Observe func(string)
-
-// File is a path below the package's temporary files that ends with the test.
-func File(t testing.TB, name string) string { return filepath.Join(t.TempDir(), name) }
