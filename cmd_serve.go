@@ -42,9 +42,10 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	log.Info("tidings starts", "version", fullVersion())
 	listener, err := net.Listen("tcp", cfg.Listen) // first: a port that is taken should not cost a migration
 	if err != nil {
-		return err
+		return fmt.Errorf("%w; --listen or TIDINGS_LISTEN names another address", err)
 	}
 	defer listener.Close()
+	defer log.Info("stopped")
 	dsn, stopDatabase, err := database(ctx, cfg, log)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/go-viper/mapstructure/v2"
 	"github.com/spf13/viper"
 
@@ -148,6 +149,9 @@ func (c *Config) check() error {
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		fault("log.format", "must be text or json")
 	}
+	if _, err := mysql.ParseDSN(c.MySQL.DSN); c.MySQL.DSN != "" && err != nil {
+		fault("mysql.dsn", "is not a DSN such as user:password@tcp(127.0.0.1:3306)/tidings") // the parser's words may repeat it
+	}
 	if c.MySQL.Connections < 4 {
 		fault("mysql.connections", "must be at least 4")
 	}
@@ -155,8 +159,8 @@ func (c *Config) check() error {
 		"queue.lease": c.Queue.Lease, "queue.send_timeout": c.Queue.SendTimeout, "queue.settle_budget": c.Queue.SettleBudget,
 		"idempotency.ttl": c.Idempotency.TTL, "shutdown.grace": c.Shutdown.Grace,
 	} {
-		if value <= 0 {
-			fault(key, "must be longer than nothing")
+		if value < time.Millisecond {
+			fault(key, "must be a duration with a unit, such as 90s or 10m, and at least 1ms")
 		}
 	}
 	if c.Queue.Lease <= c.Queue.SendTimeout+c.Queue.SettleBudget {

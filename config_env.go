@@ -39,7 +39,7 @@ func bindEnvironment(v *viper.Viper, environ []string) error {
 		}
 		key, ok := keys[name]
 		if !ok {
-			return fmt.Errorf("the environment variable %s names no setting", name)
+			return fmt.Errorf("the environment variable %s names no setting%s", name, hint(name))
 		}
 		if key == "" {
 			continue
@@ -49,6 +49,14 @@ func bindEnvironment(v *viper.Viper, environ []string) error {
 		}
 	}
 	return nil
+}
+
+// hint says what is often missing.
+func hint(name string) string {
+	if strings.HasPrefix(name, envPrefix+"_PROVIDERS_") {
+		return "; a provider that no file names needs its _TYPE, too, and maps such as bots need a file"
+	}
+	return ""
 }
 
 func envName(key string) string {

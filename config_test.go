@@ -65,13 +65,15 @@ func TestConfigRefuses(t *testing.T) {
 		{"log: {level: loud}", "log.level"},
 		{"log: {format: xml}", "log.format"},
 		{"mysql: {connections: 1}", "mysql.connections"},
+		{"mysql: {dsn: garbage}", "mysql.dsn"},
+		{"queue: {lease: 60}", "unit"},
 		{"channels: {fax: {providers: [log]}}", "channels.fax"},
 		{"channels: {sms: {providers: [nobody]}}", "nobody"},
 		{"channels: {sms: {providers: [file]}}", "channels.sms.providers"},
 		{"channels: {sms: {providers: [log, file]}}", "channels.sms.providers"},
 		{"channels: {sms: {provider: log}}", "provider"},
 		{"- a list", "config.yaml"},
-		{"mysql: {dsn: x, dsn_file: y}", "mysql.dsn_file"},
+		{"mysql: {dsn: x@/y, dsn_file: y}", "mysql.dsn_file"},
 		{"mysql: {dsn_file: /does/not/exist}", "mysql.dsn_file"},
 	} {
 		if _, err := load(t, tt.text); err == nil || !strings.Contains(err.Error(), tt.want) {

@@ -34,9 +34,6 @@ func openFile(env Env, settings Settings) (Provider, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		cfg.Dir = filepath.Join(env.DataDir, cfg.Dir)
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, err
-	}
 	return &fileProvider{dir: cfg.Dir, from: from}, nil
 }
 
@@ -65,7 +62,7 @@ func (p *fileProvider) Send(ctx context.Context, m *Message) Verdict {
 
 // writeAtomically makes a file that is whole or not there, whatever ends the process.
 func writeAtomically(path string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".writing-*")
+	f, err := createIn(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
@@ -80,6 +77,22 @@ func writeAtomically(path string, content []byte) error {
 	return err
 }
 
+// createIn makes a file in a directory that is made when it is missing: opening a provider, or checking a configuration,
+// leaves nothing behind. Only the last directory is closed to others; a private database may live beside it.
+func createIn(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, ".writing-*")
+	if !errors.Is(err, os.ErrNotExist) {
+		return f, err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	return os.CreateTemp(dir, ".writing-*")
+}
+
 // reason is an operating system's word without the path.
 func reason(err error) string {
 	var path *os.PathError
@@ -91,7 +104,7 @@ func reason(err error) string {
 
 // Probe writes nothing, but would.
 func (p *fileProvider) Probe(context.Context) error {
-	f, err := os.CreateTemp(p.dir, ".writing-*")
+	f, err := createIn(p.dir)
 	if err != nil {
 		return errors.New(reason(err))
 	}

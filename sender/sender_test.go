@@ -226,7 +226,7 @@ func TestNoInjection(t *testing.T) {
 func TestFileCannotWrite(t *testing.T) {
 	t.Parallel()
 	p, dir := openFiles(t, nil)
-	if err := os.RemoveAll(dir); err != nil {
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file where the directory should be
 		t.Fatal(err)
 	}
 	v := p.Send(context.Background(), mailMessage())

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,7 +70,7 @@ func schemaProblem(err error) admit.Problem {
 	if !errors.As(err, &d) {
 		return admit.Problem{Code: admit.CodeInvalid, Message: "is not what it should be"}
 	}
-	p := admit.Problem{Field: d.Location, Code: admit.CodeInvalid, Message: d.Message}
+	p := admit.Problem{Field: cmp.Or(d.Location, "body"), Code: admit.CodeInvalid, Message: d.Message}
 	if name, ok := strings.CutPrefix(d.Message, "expected required property "); ok {
 		name = strings.TrimSuffix(name, " to be present")
 		p = admit.Problem{Field: strings.TrimPrefix(d.Location+"."+name, "."), Code: admit.CodeRequired, Message: "is missing"}

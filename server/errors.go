@@ -37,8 +37,8 @@ var (
 	internalFailure = failure{"internal", http.StatusInternalServerError, "Something went wrong here; the log says what, under this answer's X-Request-Id."}
 )
 
-// Problem is an error answer (RFC 9457).
-type Problem struct {
+// APIError is an error answer (RFC 9457).
+type APIError struct {
 	Type   string          `json:"type" doc:"Always about:blank: code says what kind of problem it is."`
 	Title  string          `json:"title" doc:"The HTTP status in words."`
 	Status int             `json:"status" doc:"The HTTP status."`
@@ -48,24 +48,24 @@ type Problem struct {
 	retry  int             // seconds, for Retry-After; 0: no such header
 }
 
-func (p *Problem) Error() string { return p.Code + ": " + p.Detail }
+func (p *APIError) Error() string { return p.Code + ": " + p.Detail }
 
 // GetStatus is huma's question for the status.
-func (p *Problem) GetStatus() int { return p.Status }
+func (p *APIError) GetStatus() int { return p.Status }
 
 // ContentType is huma's question for the type of the body.
-func (p *Problem) ContentType(string) string { return "application/problem+json" }
+func (p *APIError) ContentType(string) string { return "application/problem+json" }
 
 // GetHeaders is huma's question for headers of the answer.
-func (p *Problem) GetHeaders() http.Header {
+func (p *APIError) GetHeaders() http.Header {
 	if p.retry == 0 {
 		return nil
 	}
 	return http.Header{"Retry-After": {strconv.Itoa(p.retry)}}
 }
 
-func (f failure) problem() *Problem {
-	p := &Problem{Type: "about:blank", Title: http.StatusText(f.status), Status: f.status, Code: f.code, Detail: f.detail}
+func (f failure) problem() *APIError {
+	p := &APIError{Type: "about:blank", Title: http.StatusText(f.status), Status: f.status, Code: f.code, Detail: f.detail}
 	if f.status == http.StatusServiceUnavailable {
 		p.retry = 1
 	}
@@ -73,7 +73,7 @@ func (f failure) problem() *Problem {
 }
 
 // faulty answers a request with faulty fields. One fault that has a code of its own in the table lends it to the answer.
-func faulty(problems []admit.Problem) *Problem {
+func faulty(problems []admit.Problem) *APIError {
 	p := invalidRequest.problem()
 	if len(problems) == 1 && problems[0].Code == admit.CodeNotConfigured {
 		p = notConfigured.problem()
@@ -84,7 +84,7 @@ func faulty(problems []admit.Problem) *Problem {
 
 // answer turns any error into a problem. What it does not recognise is logged, and told as "internal".
 func (s *Server) answer(ctx context.Context, err error) error {
-	var p *Problem
+	var p *APIError
 	switch {
 	case err == nil:
 		return nil
@@ -116,6 +116,9 @@ func humaProblem(_ huma.Context, status int, _ string, errs ...error) huma.Statu
 			problems = append(problems, admit.Problem{Field: fieldName(d.Location), Code: admit.CodeInvalid, Message: d.Message})
 		}
 	}
+	if len(problems) == 0 && status == http.StatusBadRequest {
+		return invalidJSON.problem()
+	}
 	switch status {
 	case http.StatusRequestEntityTooLarge:
 		return bodyTooLarge.problem()
@@ -137,8 +140,14 @@ func fieldName(location string) string {
 	return location
 }
 
-// The hook is a variable of huma's package: the only way to have parameter errors in the same form as all others.
-func init() { huma.NewErrorWithContext = humaProblem }
+// The hooks are variables of huma's package: the only way to have parameter errors, and the errors in the API's description, in
+// the same form as all others.
+func init() {
+	huma.NewErrorWithContext = humaProblem
+	huma.NewError = func(status int, text string, errs ...error) huma.StatusError {
+		return humaProblem(nil, status, text, errs...)
+	}
+}
 
 // writeProblem answers outside huma's routes.
 func writeProblem(w http.ResponseWriter, f failure) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -80,6 +81,7 @@ func (s *Server) routes(api huma.API) {
 		Description: "Accepts a message. 202 says that it is stored and will be sent; 200 that it was known already.",
 		Tags:        []string{"messages"}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: maxBody + 1, BodyReadTimeout: bodyTimeLimit,
 		SkipValidateBody: true, // send does it, to name faults of the schema and of admission together
+		Responses:        map[string]*huma.Response{"200": {Description: "The request_id was known, with the same body", Content: sentContent(api)}},
 		RequestBody:      &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: s.decoder.schema}}},
 	}, s.send)
 	huma.Register(api, huma.Operation{
@@ -96,6 +98,10 @@ func (s *Server) routes(api huma.API) {
 	huma.Register(api, huma.Operation{
 		OperationID: "ready", Method: http.MethodGet, Path: "/readyz", Summary: "Can it accept messages?", Tags: []string{"health"},
 	}, s.ready)
+}
+
+func sentContent(api huma.API) map[string]*huma.MediaType {
+	return map[string]*huma.MediaType{"application/json": {Schema: api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Sent](), true, "")}}
 }
 
 // apiConfig is huma's configuration without its documentation page, which loads code from elsewhere, and without the links

@@ -217,12 +217,12 @@ func TestFaults(t *testing.T) {
 		{"both ends", `{"channels":["log"],"to":"x","text":"hi","ttl":"10m","expire_time":4102444800000}`, 422, "validation_failed", []string{"ttl"}},
 		{"negative ttl", `{"channels":["log"],"to":"x","text":"hi","ttl":"-1s"}`, 422, "validation_failed", []string{"ttl"}},
 		{"no JSON", `{"channels":`, 400, "invalid_json", nil},
-		{"empty", ` `, 400, "invalid_json", nil},
+		{"blank", ` `, 400, "invalid_json", nil},
 		{"more than one value", `{} {}`, 400, "invalid_json", nil},
 		{"a name twice", `{"text":"a","text":"b"}`, 400, "invalid_json", nil},
 		{"half a surrogate", `{"text":"\ud83d"}`, 400, "invalid_json", nil},
 		{"not UTF-8", "{\"text\":\"\xff\"}", 400, "invalid_json", nil},
-		{"a list", `[]`, 422, "validation_failed", []string{"", "channels", "to", "text"}},
+		{"a list", `[]`, 422, "validation_failed", []string{"body", "channels", "to", "text"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -273,6 +273,11 @@ func TestHTTPHabits(t *testing.T) {
 	if a := b.do(t, "GET", "/api/messages", "", "Host", "evil.example:8080", "Sec-Fetch-Site", "same-origin"); a.status != 403 || a.body["code"] != "foreign_host" {
 		t.Errorf("a name that was rebound to this machine: %d %s", a.status, a.raw)
 	}
+	if res, err := b.http.Post(b.url+"/api/messages", "application/json", strings.NewReader("")); err != nil || res.StatusCode != 400 {
+		t.Errorf("an empty body: %v", err)
+	} else {
+		res.Body.Close()
+	}
 	if a := b.do(t, "PUT", "/api/messages", good); a.status != 405 || a.body["code"] != "method_not_allowed" {
 		t.Errorf("PUT: %d %s", a.status, a.raw)
 	}
@@ -308,6 +313,9 @@ func TestOpenAPI(t *testing.T) {
 		if paths[path] == nil {
 			t.Errorf("%s is not described", path)
 		}
+	}
+	if !strings.Contains(a.raw, `"Every faulty field."`) || !strings.Contains(a.raw, `"200"`) {
+		t.Error("the description lacks our errors, or the answer to a repetition")
 	}
 	if !strings.Contains(a.raw, `"ttl"`) || strings.Contains(a.raw, "unpkg") {
 		t.Error("the description lacks the request, or loads from elsewhere")

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -229,5 +230,36 @@ func TestStatus(t *testing.T) {
 		if got := store.Status(tt.tasks, now); got != tt.want {
 			t.Errorf("%v: %s, want %s", tt.tasks, got, tt.want)
 		}
+	}
+}
+
+// The README's way to send a dead letter again: it keeps its key and its attempts, and gets more of them.
+func TestRequeueByHand(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	fill(t, s, 1)
+	task := claim(t, s, 1)[0]
+	settle(t, s, store.Outcome{Task: task, State: msg.Dead, Finished: s.Now()})
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, snippet, ok := strings.Cut(string(readme), "START TRANSACTION;")
+	if !ok {
+		t.Fatal("the README has no such snippet")
+	}
+	snippet, _, _ = strings.Cut(snippet, "```")
+	snippet = strings.ReplaceAll(strings.ReplaceAll(snippet, "253138251735207936", fmt.Sprint(task.MsgID)), "channel = 1", "channel = 31")
+	run(t, raw(t, dsn), "START TRANSACTION;"+snippet)
+	again := claim(t, s, 10)
+	if len(again) != 1 || again[0].Key() != task.Key() || again[0].Attempt != 2 || again[0].AttemptLimit != 6 {
+		t.Fatalf("%+v", again)
+	}
+	if got := settle(t, s, success(s, again[0])); got[0] != store.Done {
+		t.Fatalf("settled %v", got)
+	}
+	if n := count(t, raw(t, dsn), "SELECT COUNT(*) FROM v_task WHERE msg_id = ? AND status = 3", task.MsgID); n != 1 {
+		t.Fatal("the task has not ended in one place")
 	}
 }
