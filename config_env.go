@@ -39,6 +39,9 @@ func bindEnvironment(v *viper.Viper, environ []string) error {
 		}
 		key, ok := keys[name]
 		if !ok {
+			key, ok = matchStar(keys, name)
+		}
+		if !ok {
 			return fmt.Errorf("the environment variable %s names no setting%s", name, hint(name))
 		}
 		if key == "" {
@@ -51,10 +54,23 @@ func bindEnvironment(v *viper.Viper, environ []string) error {
 	return nil
 }
 
+// matchStar finds the key of a map's entry: TIDINGS_PROVIDERS_BOTS_BOTS_OPS_URL sets providers.bots.bots.ops.url.
+func matchStar(keys map[string]string, name string) (string, bool) {
+	for pattern, key := range keys {
+		before, after, ok := strings.Cut(pattern, "*")
+		if !ok || !strings.HasPrefix(name, before) || !strings.HasSuffix(name, after) || len(name) <= len(before)+len(after) {
+			continue
+		}
+		entry := strings.ToLower(name[len(before) : len(name)-len(after)])
+		return strings.Replace(key, "*", entry, 1), true
+	}
+	return "", false
+}
+
 // hint says what is often missing.
 func hint(name string) string {
 	if strings.HasPrefix(name, envPrefix+"_PROVIDERS_") {
-		return "; a provider that no file names needs its _TYPE, too, and maps such as bots need a file"
+		return "; a provider that no file names needs its _TYPE, too"
 	}
 	return ""
 }

@@ -117,7 +117,9 @@ func TestEnvironment(t *testing.T) {
 	for name, value := range map[string]string{
 		"TIDINGS_PROVIDERS_RELAY_TYPE": "smtp", "TIDINGS_PROVIDERS_RELAY_HOST": "mail.example.com", "TIDINGS_PROVIDERS_RELAY_FROM": "shop@example.com",
 		"TIDINGS_PROVIDERS_RELAY_USERNAME": "shop", "TIDINGS_PROVIDERS_RELAY_PASSWORD_FILE": key, "TIDINGS_PROVIDERS_RELAY_CONNECTIONS": "3",
-		"TIDINGS_CHANNELS_EMAIL_PROVIDERS": "relay", "TIDINGS_CHANNELS_EMAIL_SLOTS": "7", "TIDINGS_CHANNELS_SMS_PROVIDERS": "log", "TIDINGS_SHUTDOWN_GRACE": "5s",
+		"TIDINGS_PROVIDERS_BOTS_TYPE": "feishu", "TIDINGS_PROVIDERS_BOTS_BOTS_OPS_URL": "https://open.feishu.cn/x", "TIDINGS_PROVIDERS_BOTS_BOTS_OPS_SECRET_FILE": key,
+		"TIDINGS_CHANNELS_FEISHU_PROVIDERS": "bots",
+		"TIDINGS_CHANNELS_EMAIL_PROVIDERS":  "relay", "TIDINGS_CHANNELS_EMAIL_SLOTS": "7", "TIDINGS_CHANNELS_SMS_PROVIDERS": "log", "TIDINGS_SHUTDOWN_GRACE": "5s",
 	} {
 		t.Setenv(name, value)
 	}
@@ -134,8 +136,13 @@ func TestEnvironment(t *testing.T) {
 	if cfg.Shutdown.Grace != 5*time.Second || len(cfg.Channels["sms"].Providers) != 1 {
 		t.Errorf("%+v", cfg)
 	}
-	if _, err := openProvider("relay", cfg); err != nil {
-		t.Error(err)
+	for _, name := range []string{"relay", "bots"} {
+		if _, err := openProvider(name, cfg); err != nil {
+			t.Error(err)
+		}
+	}
+	if ops := cfg.Providers["bots"]["bots"].(map[string]any)["ops"]; !reflect.DeepEqual(ops, map[string]any{"url": "https://open.feishu.cn/x", "secret": "canary"}) {
+		t.Errorf("bots: %v", ops)
 	}
 	t.Setenv("TIDINGS_PROVIDERS_RELAY_COLOUR", "red")
 	if _, err := load(t, ""); err == nil || !strings.Contains(err.Error(), "TIDINGS_PROVIDERS_RELAY_COLOUR") {

@@ -131,7 +131,7 @@ func Open(kind string, env Env, settings Settings) (Provider, error) {
 // Serves tells whether providers of a type can serve a channel.
 func Serves(kind string, c msg.Channel) bool { return slices.Contains(types[kind].channels, c) }
 
-// Keys lists the settings of a type.
+// Keys lists the settings of a type. Those of a map's entries have a star in the place of the entry's name: bots.*.url.
 func Keys(kind string) (keys []string) {
 	t, ok := types[kind]
 	if !ok {
@@ -139,7 +139,14 @@ func Keys(kind string) (keys []string) {
 	}
 	fields := reflect.TypeOf(t.settings)
 	for i := range fields.NumField() {
-		keys = append(keys, fields.Field(i).Tag.Get("mapstructure"))
+		key, kind := fields.Field(i).Tag.Get("mapstructure"), fields.Field(i).Type
+		if kind.Kind() != reflect.Map {
+			keys = append(keys, key)
+			continue
+		}
+		for j := range kind.Elem().NumField() {
+			keys = append(keys, key+".*."+kind.Elem().Field(j).Tag.Get("mapstructure"))
+		}
 	}
 	return keys
 }
