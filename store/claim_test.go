@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -350,5 +351,43 @@ func TestPlans(t *testing.T) {
 		if got := fmt.Sprintf("%s", extra); got != tt.extra {
 			t.Errorf("%s\n%s, want %s", tt.query, got, tt.extra)
 		}
+	}
+}
+
+// Between look and claim a process may stand still while another one claims a row, fails and puts it back. The row is ready
+// again, but it is not the row that was looked at: its attempts are others, and its time may not have come.
+func TestClaimLeavesWhatChangedSinceTheLook(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	db := raw(t, dsn)
+	var once sync.Once
+	s, err := store.Open(context.Background(), store.Config{DSN: dsn, Observe: func(statement string) {
+		testdb.Observe(statement)
+		if strings.Contains(statement, "tidings:claim */") {
+			once.Do(func() {
+				run(t, db, "UPDATE t_msg_queue_middle SET attempt = 1, next_time = UTC_TIMESTAMP(3) WHERE msg_id > 0 ORDER BY msg_id LIMIT 1")
+			})
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ids := fill(t, s, 3)
+	run(t, db, "UPDATE t_msg_queue_middle SET next_time = next_time - INTERVAL 1 SECOND WHERE msg_id > 0")
+	c, err := s.Claim(context.Background(), msg.Middle, msg.Log, 3, time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range c.Tasks {
+		if task.MsgID == ids[0] && task.Attempt != 2 {
+			t.Fatalf("the changed row was claimed as it had been: attempt %d", task.Attempt)
+		}
+	}
+	if len(c.Tasks) < 2 {
+		t.Fatalf("%d tasks", len(c.Tasks))
+	}
+	if n := count(t, db, "SELECT COUNT(*) FROM t_msg_queue_middle WHERE msg_id = ? AND status = 1 AND attempt = 1", ids[0]); n != 0 {
+		t.Fatal("an attempt got lost")
 	}
 }
