@@ -397,3 +397,38 @@ func TestFeishuReceiver(t *testing.T) {
 		}
 	}
 }
+
+// What every provider of every type has to do, whatever it speaks: give up at the deadline, say that nothing was delivered,
+// and repeat neither secrets nor addresses. Here the other side takes connections and never says a word.
+func TestEveryTypeKeepsTheDeadline(t *testing.T) {
+	t.Parallel()
+	addr := faultyServer(t, "banner", func(c net.Conn) { io.Copy(io.Discard, c) })
+	canary := Settings{"password": "canary-password", "username": "shop"}
+	all := map[string]Provider{
+		"webhook": subjects["webhook"].open(t, addr), "feishu": subjects["feishu"].open(t, addr), "smtp": openMail(t, addr, canary),
+		"log": open(t, "log", Settings{"delay": "1h", "print": false}), "file": open(t, "file", nil),
+	}
+	for _, kind := range Types() {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p := all[kind]
+			if p == nil {
+				t.Fatal("the suite does not know this type")
+			}
+			m := mailTo("canary-receiver@example.com")
+			if s, ok := subjects[kind]; ok {
+				m = s.message(addr)
+			}
+			deadline := 300 * time.Millisecond
+			if kind == "file" { // it waits for nobody: its deadline must be over before
+				deadline = 0
+			}
+			began := time.Now()
+			v := sendWithin(p, deadline, m)
+			if took := time.Since(began); took > deadline+time.Second || v.Kind == Success {
+				t.Errorf("after %v: %+v", took, v)
+			}
+			silent(t, v)
+		})
+	}
+}
