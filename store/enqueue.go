@@ -23,7 +23,7 @@ import (
 // Message is a request that has been checked, ready to be accepted. Its tasks share everything but channel and receiver.
 type Message struct {
 	SourceID     string
-	RequestID    string // the caller's key, unique for the source; empty: the message's id serves as key
+	RequestID    string // the caller's key, unique for the source; empty: none
 	BodyHash     [sha256.Size]byte
 	BatchID      string
 	Category     msg.Category
@@ -57,6 +57,7 @@ type pending struct {
 	size   int
 	gone   atomic.Bool // the caller has given up: nothing needs to be accepted any more
 	due    time.Time   // as it was inserted
+	lease  time.Time   // end of the claim that it is inserted under, if it is
 	owners []string    // of each task: the claim that it is inserted under; empty: it is queued
 }
 
@@ -88,7 +89,7 @@ func (s *Store) startEnqueues() {
 
 // Enqueue accepts a message: when it returns without an error, the message and its key are committed. Concurrent callers
 // share transactions. Errors: ErrConflict, ErrUnavailable, ErrBusy, ErrTooLarge. After ErrUnavailable the message may have been
-// accepted all the same; the same call with the same RequestID tells.
+// accepted all the same; the same call with the same RequestID tells, and does not accept it twice.
 func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 	p, err := s.pend(m)
 	if err != nil {
@@ -151,8 +152,8 @@ func (s *Store) pend(m *Message) (*pending, error) {
 	return p, nil
 }
 
-// requestKey is the key's stored form. A caller's key is hashed, so that case, accents and trailing spaces count whatever
-// the column's collation thinks of them. Without one the id is the key, as no hash is: 24 zero bytes lead it.
+// requestKey is the key's stored form: hashed, so that case, accents and trailing spaces count whatever the column's
+// collation thinks of them. Without a key, which is not stored, the id stands in: 24 zero bytes lead it, as they do no hash.
 func requestKey(requestID string, msgID uint64) (key [sha256.Size]byte) {
 	if requestID != "" {
 		return sha256.Sum256([]byte(requestID))
@@ -269,6 +270,9 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 			batch = s.answerKnown(ctx, batch)
 		case isLost(err) && ctx.Err() == nil && round < retries: // perhaps committed: ask, then try again
 			pause(ctx, 50*time.Millisecond)
+			if mayBeCommitted(err) {
+				batch = s.answerKeyless(ctx, batch)
+			}
 			batch = s.answerKnown(ctx, batch)
 		case len(batch) > 1 && isLockWait(err): // somebody holds one of the keys: the others must not wait for it
 			s.separate(batch)
@@ -332,12 +336,9 @@ func (s *Store) wake(batch []*pending) {
 
 const (
 	sqlInsertKeys  = "INSERT /* tidings:accept-keys */ INTO t_idempotency (source_id, request_hash, msg_id, body_hash, expire_time) VALUES "
-	sqlInsertTasks = "INSERT /* tidings:accept-tasks */ INTO %s (msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, " +
-		"content, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, create_time, modify_time) VALUES "
-	keyGroup = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
-	// create_time is the id's own time, so that both sort alike: lists page by id over indexes that hold create_time.
-	taskGroup = "(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,UTC_TIMESTAMP(3))"
-	sqlKeys   = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
+	sqlInsertTasks = "INSERT /* tidings:accept-tasks */ INTO %s (%s) VALUES "
+	keyGroup       = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
+	sqlKeys        = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
 )
 
 // insert writes keys and tasks in one transaction. Locks are taken in one order everywhere: keys by value, then the lanes'
@@ -355,15 +356,67 @@ func (s *Store) insert(ctx context.Context, batch []*pending) error {
 }
 
 func (s *Store) insertKeys(p *packet, batch []*pending) {
-	var b strings.Builder
-	b.WriteString(sqlInsertKeys)
-	values(&b, keyGroup, len(batch))
 	args := make([]any, 0, 5*len(batch))
 	ttl := int(s.cfg.IdempotencyTTL.Seconds())
 	for _, m := range batch {
-		args = append(args, m.SourceID, m.key[:], m.id, m.BodyHash[:], ttl)
+		if m.RequestID != "" {
+			args = append(args, m.SourceID, m.key[:], m.id, m.BodyHash[:], ttl)
+		}
 	}
+	if len(args) == 0 {
+		return
+	}
+	var b strings.Builder
+	b.WriteString(sqlInsertKeys)
+	values(&b, keyGroup, len(args)/5)
 	p.add(b.String(), args...)
+}
+
+// column is one of a task's, with its value for a message's i-th task. It is left out of a statement in which
+// all rows have the default: parsing values costs the server about as much as storing them.
+type column struct {
+	name      string
+	value     func(m *pending, i int) any
+	isDefault func(m *pending, i int) bool // nil: never
+}
+
+func notClaimed(m *pending, i int) bool { return m.owners[i] == "" }
+
+var newTaskColumns = []column{
+	{"msg_id", func(m *pending, _ int) any { return m.id }, nil},
+	{"channel", func(m *pending, i int) any { return m.Tasks[i].Channel }, nil},
+	{"source_id", func(m *pending, _ int) any { return m.SourceID }, nil},
+	{"request_id", func(m *pending, _ int) any { return m.RequestID }, func(m *pending, _ int) bool { return m.RequestID == "" }},
+	{"batch_id", func(m *pending, _ int) any { return m.BatchID }, func(m *pending, _ int) bool { return m.BatchID == "" }},
+	{"category", func(m *pending, _ int) any { return m.Category.String() }, nil},
+	{"priority", func(m *pending, _ int) any { return m.Lane.String() }, nil},
+	{"receiver", func(m *pending, i int) any { return m.Tasks[i].Receiver }, nil},
+	{"content", func(m *pending, _ int) any { return jsonArg(m.Content) }, nil},
+	{"status", func(m *pending, i int) any {
+		if notClaimed(m, i) {
+			return msg.Ready
+		}
+		return msg.Sending
+	}, notClaimed},
+	{"attempt", func(m *pending, i int) any {
+		if notClaimed(m, i) {
+			return 0
+		}
+		return 1
+	}, notClaimed},
+	{"attempt_limit", func(m *pending, _ int) any { return m.AttemptLimit }, nil},
+	{"owner", func(m *pending, i int) any { return m.owners[i] }, notClaimed},
+	{"due_time", func(m *pending, _ int) any { return m.due }, nil},
+	{"next_time", func(m *pending, i int) any {
+		if notClaimed(m, i) {
+			return m.due
+		}
+		return m.lease
+	}, nil},
+	{"expire_time", func(m *pending, _ int) any { return m.Expire }, nil},
+	// create_time is the id's own time, so that both sort alike: lists page by id over indexes that hold create_time.
+	{"create_time", func(m *pending, _ int) any { return id.Time(m.id) }, nil},
+	{"modify_time", func(m *pending, _ int) any { return m.due }, nil},
 }
 
 func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, lease time.Duration) {
@@ -371,6 +424,7 @@ func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, leas
 	rows := 0
 	for _, m := range batch {
 		if m.Lane == lane {
+			m.due, m.lease = now, now.Add(lease)
 			own = append(own, m)
 			rows += len(m.Tasks)
 		}
@@ -379,22 +433,34 @@ func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, leas
 		return
 	}
 	slices.SortFunc(own, func(a, b *pending) int { return cmp.Compare(a.id, b.id) })
-	var b strings.Builder
-	fmt.Fprintf(&b, sqlInsertTasks, queueTable(lane))
-	values(&b, taskGroup, rows)
-	args := make([]any, 0, 17*rows)
+	var names []string
+	columns := slices.DeleteFunc(slices.Clone(newTaskColumns), func(c column) bool { return c.isDefault != nil && allTasks(own, c.isDefault) })
+	for _, c := range columns {
+		names = append(names, c.name)
+	}
+	args := make([]any, 0, len(columns)*rows)
 	for _, m := range own {
-		m.due = now
 		for i := range m.Tasks {
-			status, attempt, next := msg.Ready, 0, now
-			if m.owners[i] != "" {
-				status, attempt, next = msg.Sending, 1, now.Add(lease)
+			for _, c := range columns {
+				args = append(args, c.value(m, i))
 			}
-			args = append(args, m.id, m.Tasks[i].Channel, m.SourceID, m.RequestID, m.BatchID, m.Category.String(), lane.String(), m.Tasks[i].Receiver,
-				jsonArg(m.Content), status, attempt, m.AttemptLimit, m.owners[i], now, next, m.Expire, id.Time(m.id))
 		}
 	}
+	var b strings.Builder
+	fmt.Fprintf(&b, sqlInsertTasks, queueTable(lane), strings.Join(names, ", "))
+	values(&b, "("+strings.Repeat("?,", len(columns)-1)+"?)", rows)
 	p.add(b.String(), args...)
+}
+
+func allTasks(messages []*pending, hold func(*pending, int) bool) bool {
+	for _, m := range messages {
+		for i := range m.Tasks {
+			if !hold(m, i) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // answerKnown answers the messages whose key is in the table, and returns the others. Our own id behind a key means that an
@@ -412,6 +478,10 @@ func (s *Store) answerKnown(ctx context.Context, batch []*pending) []*pending {
 	}
 	rest := batch[:0]
 	for _, p := range batch {
+		if p.RequestID == "" {
+			rest = append(rest, p)
+			continue
+		}
 		first, ok := known[keyName{p.SourceID, p.key}]
 		switch {
 		case !ok:
@@ -428,6 +498,57 @@ func (s *Store) answerKnown(ctx context.Context, batch []*pending) []*pending {
 	return rest
 }
 
+// answerKeyless answers the messages without a caller's key after a packet of which nobody knows whether it was, or will
+// be, carried out; it returns the others. Those that are found are accepted. The others are not inserted again: nothing
+// would keep the first packet, should it come late, from inserting them a second time.
+func (s *Store) answerKeyless(ctx context.Context, batch []*pending) (keyed []*pending) {
+	var keyless []*pending
+	for _, p := range batch {
+		if p.RequestID == "" {
+			keyless = append(keyless, p)
+		} else {
+			keyed = append(keyed, p)
+		}
+	}
+	for wait := 50 * time.Millisecond; len(keyless) > 0 && wait < time.Second; wait *= 2 {
+		found, err := s.stored(ctx, keyless)
+		rest := keyless[:0]
+		for _, p := range keyless {
+			if found[p.id] {
+				s.wake([]*pending{p})
+				p.finish(Accepted{MsgID: p.id}, nil)
+			} else {
+				rest = append(rest, p)
+			}
+		}
+		if keyless = rest; ctx.Err() != nil {
+			break
+		}
+		if err != nil { // an answer is waited for as long as the callers do
+			wait = 50 * time.Millisecond
+		}
+		pause(ctx, wait)
+	}
+	for _, p := range keyless {
+		p.finish(Accepted{}, fmt.Errorf("accept: %w", ErrUnavailable))
+	}
+	return keyed
+}
+
+// stored tells which messages have tasks, wherever.
+func (s *Store) stored(ctx context.Context, batch []*pending) (map[uint64]bool, error) {
+	ids := make([]uint64, len(batch))
+	for i, p := range batch {
+		ids[i] = p.id
+	}
+	messages, err := s.messages(ctx, ids)
+	found := map[uint64]bool{}
+	for i := range messages {
+		found[messages[i].MsgID] = true
+	}
+	return found, err
+}
+
 type keyName struct {
 	source string
 	key    [sha256.Size]byte
@@ -441,7 +562,12 @@ type keyRow struct {
 func (s *Store) keys(ctx context.Context, batch []*pending) (map[keyName]keyRow, error) {
 	bySource := map[string][]any{}
 	for _, p := range batch {
-		bySource[p.SourceID] = append(bySource[p.SourceID], p.key[:])
+		if p.RequestID != "" {
+			bySource[p.SourceID] = append(bySource[p.SourceID], p.key[:])
+		}
+	}
+	if len(bySource) == 0 {
+		return nil, nil
 	}
 	var (
 		where []string

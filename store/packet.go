@@ -60,6 +60,9 @@ func (s *Store) run(ctx context.Context, p *packet) (err error) {
 		if _, failed := conn.ExecContext(back, "ROLLBACK /* tidings:packet-rollback */"); failed != nil {
 			conn.Raw(func(any) error { return driver.ErrBadConn }) // the pool must not use it again
 		}
+		if errors.Is(err, driver.ErrBadConn) { // the driver's word for a connection that was found dead before anything was written
+			return errors.Join(errNotSent, err)
+		}
 		return err
 	}
 	return nil

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -18,7 +19,7 @@ import (
 func consistent(t *testing.T, db *sql.DB) {
 	t.Helper()
 	for what, query := range map[string]string{
-		"tasks without a key": "SELECT COUNT(*) FROM v_task AS t LEFT JOIN t_idempotency AS k ON k.msg_id = t.msg_id WHERE k.msg_id IS NULL",
+		"tasks without a key": "SELECT COUNT(*) FROM v_task AS t LEFT JOIN t_idempotency AS k ON k.msg_id = t.msg_id WHERE k.msg_id IS NULL AND t.request_id <> ''",
 		"keys without a task": "SELECT COUNT(*) FROM t_idempotency AS k LEFT JOIN v_task AS t ON k.msg_id = t.msg_id WHERE t.msg_id IS NULL",
 		"tasks in two tables": "SELECT COUNT(*) FROM (SELECT msg_id FROM v_task GROUP BY msg_id, channel HAVING COUNT(*) > 1) AS twice",
 	} {
@@ -239,6 +240,39 @@ func TestHandOffAfterLostCommit(t *testing.T) {
 		t.Fatalf("%d slots are free", engine.free)
 	}
 	consistent(t, db)
+}
+
+// The connection breaks and nobody knows whether the packet was carried out. Without a caller's key the message is looked for:
+// it is accepted if it is there; if not it is refused, and not inserted a second time, since the packet may still come.
+func TestLostCommitWithoutKey(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		cut   []string
+		err   error
+		tasks int
+	}{
+		{"after the commit", []string{"COMMIT", "KILL CONNECTION_ID()"}, nil, 1},
+		{"before the commit", []string{"KILL CONNECTION_ID()"}, store.ErrUnavailable, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dsn := testdb.New(t)
+			s := testdb.Open(t, store.Config{DSN: dsn})
+			packets := 0
+			s.Sabotage(func(statements []string) []string {
+				packets++
+				return append(slices.Clone(statements), tt.cut...)
+			})
+			got, err := s.Enqueue(context.Background(), message(""))
+			if !errors.Is(err, tt.err) || packets != 1 {
+				t.Fatalf("%v after %d packets", err, packets)
+			}
+			if n := count(t, raw(t, dsn), "SELECT COUNT(*) FROM v_task WHERE msg_id = ? OR ? = 0", got.MsgID, got.MsgID); n != tt.tasks {
+				t.Fatalf("%d tasks", n)
+			}
+		})
+	}
 }
 
 // The packet is carried out long after its caller had no answer. Its tasks are found then, and put back.

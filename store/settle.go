@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -17,7 +18,7 @@ import (
 
 // Outcome is what becomes of a claimed task.
 type Outcome struct {
-	Task  Task
+	Task  Task      // by its key, lane and owner: what else its row holds goes with it
 	State msg.State // Ready: again at Next; Unknown: wait until Next; Dead: a dead letter; else the task has ended
 	Next  time.Time // for Ready and Unknown
 	// Uncounted takes the claim's attempt back: the provider was not asked, or was busy.
@@ -68,9 +69,14 @@ const (
 	sqlPeekOwned = "SELECT /* tidings:settle-peek */ msg_id, channel, owner FROM %s FORCE INDEX (PRIMARY) WHERE %s"
 	sqlDelete    = "DELETE /* tidings:settle-delete */ task FROM (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY) WHERE %[2]s LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine " +
 		"STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel"
-	sqlRecord   = "INSERT /* tidings:settle-record */ INTO t_msg_record (" + taskColumns + ", modify_time, finish_time, provider_msg_id, latency_ms) VALUES "
-	sqlDead     = "INSERT /* tidings:settle-dead */ INTO t_msg_dead (" + taskColumns + ", modify_time) VALUES "
-	sqlAttempts = "INSERT /* tidings:settle-attempts */ INTO t_msg_attempt (msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time) VALUES "
+	// A task leaves its queue by a copy within the server: sending and parsing what its row holds a second time took as long as
+	// writing it. n is a row's place among the ids, which picks what differs from row to row.
+	sqlMove = "INSERT /* tidings:settle-move */ INTO %[1]s (%[2]s) SELECT %[3]s FROM (SELECT msg_id, channel, INTERVAL(msg_id, %[4]s) AS n " +
+		"FROM %[5]s FORCE INDEX (PRIMARY) WHERE %[6]s LIMIT %[7]d FOR UPDATE SKIP LOCKED) AS mine " +
+		"STRAIGHT_JOIN %[5]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel"
+	recordColumns = taskColumns + ", modify_time, finish_time, provider_msg_id, latency_ms"
+	deadColumns   = taskColumns + ", modify_time"
+	sqlAttempts   = "INSERT /* tidings:settle-attempts */ INTO t_msg_attempt (msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time) VALUES "
 	// A dead letter that was copied back to the queue by hand and died again finds its earlier row.
 	sqlDeadAgain = " ON DUPLICATE KEY UPDATE attempt = VALUES(attempt), attempt_limit = VALUES(attempt_limit), provider = VALUES(provider), " +
 		"last_error = VALUES(last_error), modify_time = VALUES(modify_time)"
@@ -80,8 +86,6 @@ const (
 	sqlPutBackFirst = "SELECT ? AS msg_id, ? AS channel, ? AS status, ? AS attempt, ? AS next_time, ? AS provider, ? AS last_error"
 	sqlPutBackNext  = " UNION ALL SELECT ?, ?, ?, ?, ?, ?, ?"
 )
-
-const taskPlaceholders = "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?"
 
 // Settle writes the outcomes of claimed tasks, and tells for each what became of it. A row whose owner has changed is not
 // touched. With an error, the outcomes with a verdict of 0 were not written, and may be settled again; the others stand. A
@@ -138,18 +142,18 @@ func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) 
 	return s.again(ctx, func() error {
 		var p packet
 		var attempts []int
-		for lane, part := range byLane(outcomes, own) {
-			if len(part) > 0 {
-				p.add(fmt.Sprintf(sqlDelete, queueTable(msg.Lane(lane)), whereOwned(outcomes, part), len(part)))
-				p.expect(len(part))
-			}
+		for _, part := range byPlace(outcomes, own) {
+			query, args := moveStatement(toRecord, outcomes, part)
+			p.add(query, args...)
+			p.expect(len(part))
+			p.add(deleteStatement(outcomes, part))
+			p.expect(len(part))
 		}
 		for _, i := range own {
 			if outcomes[i].Attempt != nil {
 				attempts = append(attempts, i)
 			}
 		}
-		p.addRows(recordRows(outcomes, own))
 		if len(attempts) > 0 {
 			p.addRows(s.attemptRows(outcomes, attempts))
 		}
@@ -157,12 +161,100 @@ func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) 
 	})
 }
 
-func byLane(outcomes []Outcome, own []int) (parts [len(msg.Lanes)][]int) {
-	for _, i := range own {
-		lane := outcomes[i].Task.Lane
-		parts[lane] = append(parts[lane], i)
+// byPlace divides outcomes, sorted by lane and id, by the place that their tasks stand in.
+func byPlace(outcomes []Outcome, own []int) (parts [][]int) {
+	for _, lane := range msg.Lanes {
+		byChannel := map[msg.Channel][]int{}
+		for _, i := range own {
+			if t := &outcomes[i].Task; t.Lane == lane {
+				byChannel[t.Channel] = append(byChannel[t.Channel], i)
+			}
+		}
+		for _, c := range msg.Channels {
+			if part := byChannel[c]; len(part) > 0 {
+				parts = append(parts, part)
+			}
+		}
 	}
 	return parts
+}
+
+func deleteStatement(outcomes []Outcome, part []int) string {
+	return fmt.Sprintf(sqlDelete, queueTable(outcomes[part[0]].Task.Lane), whereOwned(outcomes, part), len(part))
+}
+
+// destination is a table that tasks leave their queue for.
+type destination bool
+
+const (
+	toRecord destination = true
+	toDead   destination = false
+)
+
+// moveStatement copies tasks of one place, as far as they are ours and nobody has them locked.
+func moveStatement(to destination, outcomes []Outcome, part []int) (string, []any) {
+	lane := outcomes[part[0]].Task.Lane
+	p := picker{outcomes: outcomes, part: part}
+	table, columns, end := "t_msg_dead", deadColumns, sqlDeadAgain
+	p.sql("task.msg_id, task.channel, task.source_id, task.request_id, task.batch_id, task.category, '" + lane.String() + "', task.receiver, " +
+		"task.template_id, task.template_version, task.params, task.content, ")
+	p.number(func(o *Outcome) int { return int(o.State) })
+	p.sql(", ")
+	p.number((*Outcome).attempts)
+	p.sql(", task.attempt_limit, '', task.due_time, UTC_TIMESTAMP(3), task.expire_time, ")
+	p.value(func(o *Outcome) any { return clip(o.Provider, 64) })
+	p.sql(", ")
+	p.value(func(o *Outcome) any { return clip(o.Error, 512) })
+	p.sql(", task.create_time, UTC_TIMESTAMP(3)")
+	if to == toRecord {
+		table, columns, end = "t_msg_record", recordColumns, ""
+		p.sql(", ")
+		p.value(func(o *Outcome) any { return o.Finished })
+		p.sql(", ")
+		p.value(func(o *Outcome) any { return clip(o.ProviderMsgID, 255) })
+		p.sql(", ")
+		p.number(func(o *Outcome) int { return int(o.Latency.Milliseconds()) })
+	}
+	ids := make([]uint64, len(part))
+	for k, i := range part {
+		ids[k] = outcomes[i].Task.MsgID
+	}
+	return fmt.Sprintf(sqlMove, table, columns, p.b.String(), joinIDs(ids), queueTable(lane), whereOwned(outcomes, part), len(part)) + end, p.args
+}
+
+// picker writes expressions that give each row of a part its value: one value where all rows share it, else a choice by n.
+type picker struct {
+	outcomes []Outcome
+	part     []int
+	b        strings.Builder
+	args     []any
+}
+
+func (p *picker) sql(text string) { p.b.WriteString(text) }
+
+func (p *picker) number(of func(*Outcome) int) {
+	p.pick(func(o *Outcome) any { return of(o) }, func(v any) { p.b.WriteString(strconv.Itoa(v.(int))) })
+}
+
+func (p *picker) value(of func(*Outcome) any) {
+	p.pick(of, func(v any) {
+		p.b.WriteByte('?')
+		p.args = append(p.args, v)
+	})
+}
+
+func (p *picker) pick(of func(*Outcome) any, write func(any)) {
+	first := of(&p.outcomes[p.part[0]])
+	if !slices.ContainsFunc(p.part, func(i int) bool { return of(&p.outcomes[i]) != first }) {
+		write(first)
+		return
+	}
+	p.sql("ELT(mine.n")
+	for _, i := range p.part {
+		p.sql(", ")
+		write(of(&p.outcomes[i]))
+	}
+	p.sql(")")
 }
 
 // whereOwned names rows by primary key and owner, a list of ids for each claim.
@@ -313,14 +405,29 @@ func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes 
 		}
 	}
 	for _, step := range []func() error{
+		func() error { return move(ctx, tx, toRecord, outcomes, ended) },
+		func() error { return move(ctx, tx, toDead, outcomes, dead) },
 		func() error { return deleteRows(ctx, tx, lane, outcomes, leaving) },
 		func() error { return putBack(ctx, tx, lane, outcomes, back) },
-		func() error { return insertRows(ctx, tx, recordRows(outcomes, ended)) },
-		func() error { return insertRows(ctx, tx, deadRows(outcomes, dead)) },
 		func() error { return insertRows(ctx, tx, s.attemptRows(outcomes, attempts)) },
 	} {
 		if err := step(); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+func move(ctx context.Context, tx *sqlx.Tx, to destination, outcomes []Outcome, own []int) error {
+	for _, part := range byPlace(outcomes, own) {
+		query, args := moveStatement(to, outcomes, part)
+		res, err := tx.ExecContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		// A dead letter that is there already counts twice.
+		if n, err := res.RowsAffected(); err != nil || n < int64(len(part)) || (to == toRecord && n > int64(len(part))) {
+			return fmt.Errorf("%d rows copied where %d are ours: %w", n, len(part), err)
 		}
 	}
 	return nil
@@ -361,37 +468,19 @@ func changed(res interface{ RowsAffected() (int64, error) }, err error, want int
 
 // rows are values for a multi-row INSERT.
 type rows struct {
-	query, group, end string
-	n                 int
-	args              []any
+	query, group string
+	n            int
+	args         []any
 }
 
 func (r rows) text() string {
 	var b strings.Builder
 	b.WriteString(r.query)
 	values(&b, r.group, r.n)
-	b.WriteString(r.end)
 	return b.String()
 }
 
 func (p *packet) addRows(r rows) { p.add(r.text(), r.args...) }
-
-func recordRows(outcomes []Outcome, own []int) rows {
-	r := rows{query: sqlRecord, group: "(" + taskPlaceholders + ",UTC_TIMESTAMP(3),?,?,?)", n: len(own), args: make([]any, 0, 25*len(own))}
-	for _, i := range own {
-		o := &outcomes[i]
-		r.args = append(append(r.args, leavingArgs(o)...), o.Finished, clip(o.ProviderMsgID, 255), o.Latency.Milliseconds())
-	}
-	return r
-}
-
-func deadRows(outcomes []Outcome, own []int) rows {
-	r := rows{query: sqlDead, group: "(" + taskPlaceholders + ",UTC_TIMESTAMP(3))", end: sqlDeadAgain, n: len(own)}
-	for _, i := range own {
-		r.args = append(r.args, leavingArgs(&outcomes[i])...)
-	}
-	return r
-}
 
 func (s *Store) attemptRows(outcomes []Outcome, own []int) rows {
 	r := rows{query: sqlAttempts, group: "(?,?,?,?,?,?,?,?,?,?)", n: len(own)}
@@ -410,16 +499,6 @@ func insertRows(ctx context.Context, tx *sqlx.Tx, r rows) error {
 	}
 	_, err := tx.ExecContext(ctx, r.text(), r.args...)
 	return err
-}
-
-// leavingArgs are the values of taskColumns for a task that leaves the queue.
-func leavingArgs(o *Outcome) []any {
-	t := &o.Task
-	return []any{
-		t.MsgID, t.Channel, t.SourceID, t.RequestID, t.BatchID, t.Category.String(), t.Lane.String(), t.Receiver, t.TemplateID, t.TemplateVersion,
-		jsonArg(t.Params), jsonArg(t.Content), o.State, o.attempts(), t.AttemptLimit, "", t.Due, o.Finished, t.Expire,
-		clip(o.Provider, 64), clip(o.Error, 512), t.Created,
-	}
 }
 
 // clip makes a provider's text fit its column: valid UTF-8 of at most n characters. A row must never fail to settle over it.
