@@ -27,7 +27,7 @@ type settler struct {
 const (
 	settleRows     = 500
 	settleBytes    = 1 << 20
-	settleParallel = 2
+	settleParallel = 1
 	settleQueue    = 4000
 	settleCall     = 10 * time.Second
 	blockedWait    = 100 * time.Millisecond // before a locked row is tried again; short, because others recover it when its lease ends
