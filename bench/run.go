@@ -25,12 +25,26 @@ import (
 
 // sink is a provider that takes everything at once and counts.
 type sink struct {
-	sent atomic.Int64
-	want int64
-	all  chan struct{}
+	sent  atomic.Int64
+	want  int64
+	all   chan struct{}
+	total *atomic.Int64
+	delay time.Duration         // of each send
+	note  func(*sender.Message) // when set, sees each message as it is handed over
 }
 
-func (s *sink) Send(context.Context, *sender.Message) sender.Verdict {
+func (s *sink) Send(ctx context.Context, m *sender.Message) sender.Verdict {
+	if s.note != nil {
+		s.note(m)
+	}
+	if s.delay > 0 {
+		select {
+		case <-time.After(s.delay):
+		case <-ctx.Done():
+			return sender.Verdict{Kind: sender.Busy}
+		}
+	}
+	s.total.Add(1)
 	if s.sent.Add(1) == s.want {
 		close(s.all)
 	}
@@ -42,8 +56,23 @@ func (s *sink) Traits() sender.Traits { return sender.Traits{Repeatable: true} }
 func (s *sink) Close() error { return nil }
 
 // request is a message as a caller sends it.
-func (r *rig) request() string {
-	return `{"channels":["log"],"to":"+8613800000000","subject":"Your order","text":"` + r.text + `"}`
+func (r *rig) request(text string) string {
+	return `{"channels":["log"],"to":"+8613800000000","subject":"Your order","text":"` + text + `"}`
+}
+
+// serve runs the HTTP server on a port of its own.
+func (r *rig) serve() (address string, stop func(), err error) {
+	api := server.New(server.Config{
+		Store: r.store, Version: "bench", Log: r.log,
+		Admit: &admit.Admitter{Policies: r.policies, Configured: func(c msg.Channel) bool { return c == msg.Log }, Now: r.store.Now},
+	})
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	httpServer := api.Listener()
+	go httpServer.Serve(listener)
+	return listener.Addr().String(), func() { httpServer.Close() }, nil
 }
 
 // post sends single messages by HTTP over a number of connections.
@@ -51,20 +80,14 @@ func (r *rig) post(ctx context.Context, n, connections int) (Result, error) {
 	if err := r.start(n); err != nil {
 		return Result{}, err
 	}
-	api := server.New(server.Config{
-		Store: r.store, Version: "bench", Log: r.log,
-		Admit: &admit.Admitter{Policies: r.policies, Configured: func(c msg.Channel) bool { return c == msg.Log }, Now: r.store.Now},
-	})
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	address, stop, err := r.serve()
 	if err != nil {
 		return Result{}, err
 	}
-	httpServer := api.Listener()
-	go httpServer.Serve(listener)
-	defer httpServer.Close()
+	defer stop()
 	latencies := make([]time.Duration, n)
 	started := time.Now()
-	err = parallel(connections, n, func(from, to int) error { return postAll(listener.Addr().String(), r.request(), latencies[from:to]) })
+	err = parallel(connections, n, func(from, to int) error { return r.postAll(address, latencies[from:to]) })
 	took := time.Since(started)
 	if err != nil {
 		return Result{}, err
@@ -72,9 +95,15 @@ func (r *rig) post(ctx context.Context, n, connections int) (Result, error) {
 	if err := r.finish(ctx, n); err != nil {
 		return Result{}, err
 	}
+	return spread(Result{Messages: n, Seconds: took.Seconds(), PerSecond: float64(n) / took.Seconds()}, latencies), r.check(ctx, n)
+}
+
+// spread adds what a number of latencies say.
+func spread(r Result, latencies []time.Duration) Result {
 	slices.Sort(latencies)
-	result := Result{Messages: n, Seconds: took.Seconds(), PerSecond: float64(n) / took.Seconds(), P50: latencies[n/2], P99: latencies[n*99/100]}
-	return result, r.check(ctx, n)
+	n := len(latencies)
+	r.P50, r.P99, r.Max = latencies[n/2], latencies[n*99/100], latencies[n-1]
+	return r
 }
 
 // parallel runs a function over the parts of a range at the same time.
@@ -94,27 +123,45 @@ func parallel(parts, n int, do func(from, to int) error) error {
 	return nil
 }
 
-// postAll sends one request after another over one connection. It speaks HTTP by hand: the load shares the cores with what
-// is measured, so it must cost little.
-func postAll(address, body string, latencies []time.Duration) error {
-	conn, err := net.Dial("tcp", address)
+// postAll sends one request after another over one connection.
+func (r *rig) postAll(address string, latencies []time.Duration) error {
+	c, err := dial(address)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-	in := bufio.NewReader(conn)
+	defer c.Close()
+	body := r.request(r.text)
 	for i := range latencies {
 		started := time.Now()
-		if _, err := conn.Write(request); err != nil {
+		if err := c.post(body); err != nil {
 			return err
 		}
-		if err := readAnswer(in); err != nil {
-			return err
-		}
+		r.accepted.Add(1)
 		latencies[i] = time.Since(started)
 	}
 	return nil
+}
+
+// client speaks HTTP by hand: the load shares the cores with what is measured, so it must cost little.
+type client struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func dial(address string) (*client, error) {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return &client{conn, bufio.NewReader(conn)}, nil
+}
+
+func (c *client) post(body string) error {
+	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	if _, err := c.Write(request); err != nil {
+		return err
+	}
+	return readAnswer(c.in)
 }
 
 func readAnswer(in *bufio.Reader) error {
@@ -169,6 +216,7 @@ func (r *rig) produce(ctx context.Context, n int) error {
 					return err
 				}
 			}
+			r.accepted.Add(int64(size))
 			from += size
 		}
 		return nil
