@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -24,28 +23,14 @@ func (a *app) doctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return doctor(cmd.Context(), cfg, cmd.OutOrStdout())
+			return a.withStore(cmd, func(ctx context.Context, st *store.Store) error { return doctor(ctx, st, cfg, cmd.OutOrStdout()) })
 		},
 	}
 }
 
 const probeTime = 10 * time.Second
 
-func doctor(ctx context.Context, cfg *Config, out io.Writer) error {
-	quiet := slog.New(slog.DiscardHandler)
-	dsn, stop, err := database(ctx, cfg, quiet)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	if _, err := store.Migrate(ctx, store.Config{DSN: dsn, Log: quiet}); err != nil {
-		return err
-	}
-	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 4, Version: version, Log: quiet})
-	if err != nil {
-		return err
-	}
-	defer st.Close()
+func doctor(ctx context.Context, st *store.Store, cfg *Config, out io.Writer) error {
 	findings, err := st.Diagnose(ctx)
 	if err != nil {
 		return err

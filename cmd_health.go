@@ -19,7 +19,7 @@ func (a *app) healthCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 5*time.Second)
 			defer cancel()
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+cfg.Listen+"/readyz", nil)
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, localURL(cfg.Listen)+"/readyz", nil)
 			if err != nil {
 				return err
 			}

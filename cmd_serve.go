@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tidings/internal/admit"
+	"tidings/internal/catalog"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/queue"
@@ -76,9 +77,12 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 			log.Warn("the store did not close in order", "err", err)
 		}
 	}()
-	policies := policy.Defaults()
+	if _, registered, err := st.Caller(ctx, ""); !registered && err == nil && !onLoopback(cfg.Listen) {
+		return fmt.Errorf("listen %q lets others in, and no callers are registered: make a key first (tidings key create <source>), or listen on 127.0.0.1", cfg.Listen)
+	}
+	policies, templates := policy.Defaults(), catalog.New(st)
 	engine, err = queue.New(queue.Config{
-		Store: st, Channels: channels, Policies: policies, SendTimeout: cfg.Queue.SendTimeout, SettleBudget: cfg.Queue.SettleBudget, Log: log,
+		Store: st, Channels: channels, Policies: policies, Templates: templates, SendTimeout: cfg.Queue.SendTimeout, SettleBudget: cfg.Queue.SettleBudget, Log: log,
 	})
 	if err != nil {
 		return err
@@ -90,8 +94,10 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		engine.Stop(stop)
 	}()
 	api := server.New(server.Config{
-		Store: st, Version: version, Log: log,
-		Admit: &admit.Admitter{Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now},
+		Store: st, Version: version, Log: log, Review: cfg.Templates.Review,
+		Admit: &admit.Admitter{
+			Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now, Templates: templates.Usable,
+		},
 	})
 	return listen(ctx, api, listener, log)
 }

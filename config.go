@@ -39,6 +39,13 @@ type Config struct {
 	Idempotency struct {
 		TTL time.Duration `mapstructure:"ttl"`
 	} `mapstructure:"idempotency"`
+	Templates struct {
+		Review bool `mapstructure:"review"`
+	} `mapstructure:"templates"`
+	Client struct {
+		Key     string `mapstructure:"key"`
+		KeyFile string `mapstructure:"key_file"`
+	} `mapstructure:"client"`
 	Shutdown struct {
 		Grace time.Duration `mapstructure:"grace"`
 	} `mapstructure:"shutdown"`
@@ -65,6 +72,9 @@ var defaults = map[string]any{
 	"queue.send_timeout":         30 * time.Second,
 	"queue.settle_budget":        10 * time.Second,
 	"idempotency.ttl":            24 * time.Hour,
+	"templates.review":           false,
+	"client.key":                 "",
+	"client.key_file":            "",
 	"shutdown.grace":             30 * time.Second,
 	"providers.file.type":        "file",
 	"providers.log.type":         "log",
@@ -126,6 +136,11 @@ func (c *Config) readSecrets() error {
 		return fmt.Errorf("mysql.%w", err)
 	}
 	c.MySQL.DSN, _ = dsn["dsn"].(string)
+	client := map[string]any{"key": c.Client.Key, "key_file": c.Client.KeyFile}
+	if err := readFiles(client); err != nil {
+		return fmt.Errorf("client.%w", err)
+	}
+	c.Client.Key, _ = client["key"].(string)
 	for name, settings := range c.Providers {
 		if err := readFiles(settings); err != nil {
 			return fmt.Errorf("providers.%s.%w", name, err)
@@ -140,8 +155,8 @@ func (c *Config) check() error {
 	fault := func(key, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s %s", key, fmt.Sprintf(format, args...)))
 	}
-	if err := loopbackOnly(c.Listen); err != nil {
-		fault("listen", "%v", err)
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		fault("listen", "must be host:port, such as 127.0.0.1:8080")
 	}
 	if _, err := logLevel(c.Log.Level); err != nil {
 		fault("log.level", "must be debug, info, warn or error")
@@ -204,16 +219,20 @@ func (c *Config) checkChannel(name string, channel ChannelConfig, fault func(key
 	}
 }
 
-// loopbackOnly refuses an address that others could reach: callers have no keys yet.
-func loopbackOnly(listen string) error {
+// onLoopback tells whether only this machine reaches an address.
+func onLoopback(listen string) bool {
 	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return fmt.Errorf("must be host:port, such as 127.0.0.1:8080")
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || (ip != nil && ip.IsLoopback()))
+}
+
+// localURL is where a command on this machine finds the server.
+func localURL(listen string) string {
+	host, port, err := net.SplitHostPort(listen)
+	if ip := net.ParseIP(host); err == nil && (host == "" || (ip != nil && ip.IsUnspecified())) {
+		listen = net.JoinHostPort("127.0.0.1", port)
 	}
-	if ip := net.ParseIP(host); host == "localhost" || (ip != nil && ip.IsLoopback()) {
-		return nil
-	}
-	return fmt.Errorf("%q would let others in, and there are no keys for callers yet: only a loopback address such as 127.0.0.1:8080 is taken", listen)
+	return "http://" + listen
 }
 
 func logLevel(name string) (level slog.Level, err error) {

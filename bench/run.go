@@ -198,8 +198,8 @@ func (r *rig) batch(n int) []store.Message {
 	batch := make([]store.Message, n)
 	for i := range batch {
 		batch[i] = store.Message{
-			SourceID: "default", Category: msg.Notification, Lane: msg.Middle, AttemptLimit: 5, Expire: r.store.Now().Add(time.Hour),
-			Content: content, Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "+8613800000000"}},
+			SourceID: "default", Category: msg.Notification, Lane: msg.Middle, Expire: r.store.Now().Add(time.Hour),
+			Content: content, Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "+8613800000000", AttemptLimit: 5}},
 		}
 	}
 	return batch

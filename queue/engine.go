@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tidings/internal/catalog"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/sender"
@@ -22,6 +23,7 @@ type Config struct {
 	Store        *store.Store
 	Channels     []Channel
 	Policies     *policy.Set
+	Templates    *catalog.Catalog    // nil: tasks with templates cannot be sent
 	Weights      [len(msg.Lanes)]int // the lanes' shares of a channel's slots; default 70, 20, 10
 	SendTimeout  time.Duration       // for one attempt; default 30 s
 	SettleBudget time.Duration       // what settling may take before the lease ends; default 10 s

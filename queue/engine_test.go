@@ -148,8 +148,8 @@ func (b *bundle) send(t testing.TB, n int, edit ...func(*store.Message)) []uint6
 		for i := range batch {
 			batch[i] = store.Message{
 				SourceID: "default", BodyHash: sha256.Sum256(nil), Category: msg.Notification, Lane: msg.Middle,
-				Content: []byte(`{"text":"hello"}`), AttemptLimit: 5, Expire: b.store.Now().Add(time.Hour),
-				Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "someone"}},
+				Content: []byte(`{"text":"hello"}`), Expire: b.store.Now().Add(time.Hour),
+				Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "someone", AttemptLimit: 5}},
 			}
 			for _, e := range edit {
 				e(&batch[i])

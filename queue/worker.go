@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -10,6 +11,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"tidings/internal/msg"
+	"tidings/internal/render"
 	"tidings/sender"
 	"tidings/store"
 )
@@ -38,9 +40,9 @@ func (p *pump) work(t *store.Task) {
 
 // send renders the message and asks the provider, within the time that one attempt has.
 func (p *pump) send(t *store.Task) (v sender.Verdict) {
-	m, err := render(t)
-	if err != nil {
-		return sender.Verdict{Kind: sender.Permanent, Text: err.Error()}
+	m, failed := p.message(t)
+	if failed != nil {
+		return *failed
 	}
 	ctx, cancel := context.WithTimeout(p.engine.sends, p.engine.cfg.SendTimeout)
 	defer cancel()
@@ -54,18 +56,47 @@ func (p *pump) send(t *store.Task) (v sender.Verdict) {
 	return p.channel.Provider.Send(ctx, m)
 }
 
-func render(t *store.Task) (*sender.Message, error) {
-	var content store.Content
-	if err := json.Unmarshal(t.Content, &content); err != nil {
-		return nil, fmt.Errorf("the content column is not a content object")
-	}
+// message renders a task, or tells why it cannot be.
+func (p *pump) message(t *store.Task) (*sender.Message, *sender.Verdict) {
+	permanent := func(text string) *sender.Verdict { return &sender.Verdict{Kind: sender.Permanent, Text: text} }
 	m := &sender.Message{
-		Key: t.Key(), MsgID: t.MsgID, Channel: t.Channel, Category: t.Category, Receiver: t.Receiver,
-		Subject: content.Subject, Text: content.Text, HTML: content.HTML, Attempt: t.Attempt, Created: t.Created,
+		Key: t.Key(), MsgID: t.MsgID, Channel: t.Channel, Category: t.Category, Receiver: t.Receiver, Attempt: t.Attempt, Created: t.Created,
 	}
-	for _, a := range content.Attachments {
-		m.Attachments = append(m.Attachments, sender.Attachment(a))
+	if t.Content != nil {
+		var content store.Content
+		if err := json.Unmarshal(t.Content, &content); err != nil {
+			return nil, permanent("the content column is not a content object")
+		}
+		m.Subject, m.Text, m.HTML = content.Subject, content.Text, content.HTML
+		for _, a := range content.Attachments {
+			m.Attachments = append(m.Attachments, sender.Attachment(a))
+		}
 	}
+	if t.TemplateID == "" {
+		return m, nil
+	}
+	if p.engine.cfg.Templates == nil {
+		return nil, permanent("there are no templates here")
+	}
+	version, err := p.engine.cfg.Templates.Version(p.engine.sends, t.SourceID, t.TemplateID, t.Channel, t.TemplateVersion)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil, permanent(fmt.Sprintf("version %d of the template is not in t_msg_template", t.TemplateVersion))
+	case errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrBusy):
+		return nil, &sender.Verdict{Kind: sender.Busy, Text: "the template cannot be read", RetryAfter: time.Second}
+	case err != nil:
+		return nil, permanent(err.Error())
+	}
+	variables, err := render.Variables(t.Params)
+	if err != nil {
+		return nil, permanent(err.Error())
+	}
+	filled, err := version.Render(variables)
+	if err != nil { // it could be filled at acceptance
+		return nil, permanent(err.Error())
+	}
+	m.Subject, m.Text, m.HTML = filled.Subject, filled.Text, filled.HTML
+	m.SignName, m.RelTemplateID = version.SignName, version.RelTemplateID
 	return m, nil
 }
 

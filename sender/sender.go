@@ -28,6 +28,8 @@ type Message struct {
 	Created  time.Time
 	// Attachments go with e-mails.
 	Attachments []Attachment
+	// Of the template, where there is one: the signature that SMS providers ask for, and its id on the provider's platform.
+	SignName, RelTemplateID string
 }
 
 // Attachment is a file that goes with an e-mail.

@@ -34,13 +34,13 @@ func bare(s *store.Store, a *admit.Admitter) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		m, problems := a.Check(server.DefaultSource, &in)
-		if len(problems) > 0 {
+		checked, err := a.Check(r.Context(), server.DefaultSource, &in)
+		if err != nil || len(checked.Problems) > 0 {
 			w.WriteHeader(http.StatusUnprocessableEntity)
-			json.NewEncoder(w).Encode(problems)
+			json.NewEncoder(w).Encode(checked.Problems)
 			return
 		}
-		accepted, err := s.Enqueue(r.Context(), m)
+		accepted, err := s.Enqueue(r.Context(), checked.Message)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return

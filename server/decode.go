@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -29,6 +30,8 @@ func newDecoder(registry huma.Registry) *decoder {
 	text := &huma.Schema{Type: huma.TypeString}
 	full.Properties["to"].OneOf = []*huma.Schema{text, {Type: huma.TypeObject, AdditionalProperties: text}}
 	full.Properties["expire_time"].OneOf = []*huma.Schema{text, {Type: huma.TypeInteger}}
+	full.Properties["params"].Type = huma.TypeObject
+	full.Properties["params"].AdditionalProperties = true
 	return &decoder{registry: registry, schema: schema}
 }
 
@@ -45,12 +48,14 @@ func (d *decoder) decode(body []byte) (*admit.Request, []admit.Problem, error) {
 	var problems []admit.Problem
 	for _, err := range result.Errors {
 		// Fields of several shapes are left to admission, which says better what they may be.
-		if p := schemaProblem(err); p.Field != "to" && p.Field != "expire_time" {
+		if p := schemaProblem(err); p.Field != "to" && p.Field != "expire_time" && p.Field != "params" {
 			problems = append(problems, p)
 		}
 	}
 	var r admit.Request
-	if err := json.Unmarshal(body, &r); err != nil && len(problems) == 0 {
+	exact := json.NewDecoder(bytes.NewReader(body))
+	exact.UseNumber() // a variable of 64 bits comes out as it went in
+	if err := exact.Decode(&r); err != nil && len(problems) == 0 {
 		return nil, nil, badJSON(err)
 	}
 	return &r, problems, nil

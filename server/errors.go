@@ -3,7 +3,10 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,18 +27,58 @@ var (
 	invalidJSON     = failure{"invalid_json", http.StatusBadRequest, "The body is not one valid JSON value."}
 	invalidRequest  = failure{"validation_failed", http.StatusUnprocessableEntity, "The request has faults; errors names each of them."}
 	notConfigured   = failure{admit.CodeNotConfigured, http.StatusUnprocessableEntity, "The channel has no provider here."}
+	missing         = failure{admit.CodeMissing, http.StatusUnprocessableEntity, "The template needs variables that params does not have; errors names each of them."}
+	notReviewed     = failure{admit.CodeNotReviewed, http.StatusUnprocessableEntity, "No version of the template has passed the review."}
+	unauthorized    = failure{"unauthorized", http.StatusUnauthorized, "Name a valid key of a source that is enabled: Authorization: Bearer tidings_…"}
+	forbidden       = failure{"forbidden", http.StatusForbidden, "Only a source with the role admin may do this."}
 	keyConflict     = failure{"idempotency_conflict", http.StatusConflict, "The request_id was used for another message."}
+	exists          = failure{"already_exists", http.StatusConflict, "There is one of that name already."}
+	keysFull        = failure{"too_many_keys", http.StatusConflict, "The source has two valid keys; revoke one first."}
+	notWaiting      = failure{"not_waiting", http.StatusConflict, "The version does not wait for review."}
 	notFound        = failure{"not_found", http.StatusNotFound, "There is no such thing, or it is not yours."}
 	wrongMethod     = failure{"method_not_allowed", http.StatusMethodNotAllowed, "The path exists, but not for this method."}
-	wrongType       = failure{"unsupported_media_type", http.StatusUnsupportedMediaType, "Send JSON with the header Content-Type: application/json (curl --json does)."}
+	wrongType       = failure{"unsupported_media_type", http.StatusUnsupportedMediaType, "Send plain JSON with the header Content-Type: application/json (curl --json does), not compressed."}
 	bodyTooLarge    = failure{"body_too_large", http.StatusRequestEntityTooLarge, "The body is larger than is taken."}
 	bodyTimeout     = failure{"body_timeout", http.StatusRequestTimeout, "The body did not arrive in time."}
 	crossOrigin     = failure{"cross_origin", http.StatusForbidden, "A web page of another origin may not do this."}
-	foreignHost     = failure{"foreign_host", http.StatusForbidden, "The Host header must name this machine: localhost or a loopback address."}
+	foreignHost     = failure{"foreign_host", http.StatusForbidden, "Without keys, the Host header must name this machine: localhost or a loopback address."}
 	unavailable     = failure{"database_unavailable", http.StatusServiceUnavailable, "The database does not answer; nothing is lost, try again. Use the same request_id: the message may have been accepted."}
 	busy            = failure{"database_busy", http.StatusServiceUnavailable, "The database is held up by locks; try again with the same request_id."}
 	internalFailure = failure{"internal", http.StatusInternalServerError, "Something went wrong here; the log says what, under this answer's X-Request-Id."}
 )
+
+// failures is the table, for the documentation.
+var failures = []failure{
+	invalidJSON, unauthorized, forbidden, crossOrigin, foreignHost, notFound, wrongMethod, bodyTimeout, keyConflict, exists, keysFull, notWaiting,
+	bodyTooLarge, wrongType, invalidRequest, notConfigured, missing, notReviewed, internalFailure, unavailable, busy,
+}
+
+// fieldCodes are the codes of single fields, in an answer's errors.
+var fieldCodes = []struct{ code, meaning string }{
+	{admit.CodeRequired, "The field is missing or empty."},
+	{admit.CodeInvalid, "The value is not what it must be; message says what that is."},
+	{admit.CodeTooLong, "The value is longer than is kept."},
+	{admit.CodeUnknown, "There is no such field, channel, template or name."},
+	{admit.CodeNotConfigured, "The channel has no provider."},
+	{admit.CodeMissing, "The template needs this variable."},
+	{admit.CodeNotReviewed, "No version of the template has passed the review."},
+}
+
+// WriteErrorCodes writes the table of error codes as Markdown: docs/errors.md.
+func WriteErrorCodes(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString("# Error codes\n\nMade from the code's own table by `make docs`. An error is `application/problem+json` (RFC 9457) with a stable `code`; " +
+		"faults of single\nfields stand in `errors`, each with `field`, `code` and `message`.\n\n| status | code | meaning |\n|---|---|---|\n")
+	for _, f := range failures {
+		fmt.Fprintf(&b, "| %d | `%s` | %s |\n", f.status, f.code, f.detail)
+	}
+	b.WriteString("\n503 comes with `Retry-After` where trying again soon makes sense.\n\n| code of a field | meaning |\n|---|---|\n")
+	for _, f := range fieldCodes {
+		fmt.Fprintf(&b, "| `%s` | %s |\n", f.code, f.meaning)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
 
 // APIError is an error answer (RFC 9457).
 type APIError struct {
@@ -58,10 +101,13 @@ func (p *APIError) ContentType(string) string { return "application/problem+json
 
 // GetHeaders is huma's question for headers of the answer.
 func (p *APIError) GetHeaders() http.Header {
-	if p.retry == 0 {
-		return nil
+	switch {
+	case p.retry > 0:
+		return http.Header{"Retry-After": {strconv.Itoa(p.retry)}}
+	case p.Status == http.StatusUnauthorized:
+		return http.Header{"Www-Authenticate": {"Bearer"}}
 	}
-	return http.Header{"Retry-After": {strconv.Itoa(p.retry)}}
+	return nil
 }
 
 func (f failure) problem() *APIError {
@@ -72,11 +118,13 @@ func (f failure) problem() *APIError {
 	return p
 }
 
-// faulty answers a request with faulty fields. One fault that has a code of its own in the table lends it to the answer.
+// faulty answers a request with faulty fields. Faults that all have the same code of the table lend it to the answer.
 func faulty(problems []admit.Problem) *APIError {
 	p := invalidRequest.problem()
-	if len(problems) == 1 && problems[0].Code == admit.CodeNotConfigured {
-		p = notConfigured.problem()
+	for _, own := range []failure{notConfigured, missing, notReviewed} {
+		if !slices.ContainsFunc(problems, func(p admit.Problem) bool { return p.Code != own.code }) {
+			p = own.problem()
+		}
 	}
 	p.Errors = problems
 	return p
@@ -94,6 +142,12 @@ func (s *Server) answer(ctx context.Context, err error) error {
 		return keyConflict.problem()
 	case errors.Is(err, store.ErrNotFound):
 		return notFound.problem()
+	case errors.Is(err, store.ErrExists):
+		return exists.problem()
+	case errors.Is(err, store.ErrKeysFull):
+		return keysFull.problem()
+	case errors.Is(err, store.ErrNotWaiting):
+		return notWaiting.problem()
 	case errors.Is(err, store.ErrTooLarge):
 		return bodyTooLarge.problem()
 	case errors.Is(err, store.ErrBusy):
@@ -116,10 +170,12 @@ func humaProblem(_ huma.Context, status int, _ string, errs ...error) huma.Statu
 			problems = append(problems, admit.Problem{Field: fieldName(d.Location), Code: admit.CodeInvalid, Message: d.Message})
 		}
 	}
-	if len(problems) == 0 && status == http.StatusBadRequest {
+	if status == http.StatusBadRequest && !slices.ContainsFunc(problems, func(p admit.Problem) bool { return p.Field != "body" }) {
 		return invalidJSON.problem()
 	}
 	switch status {
+	case http.StatusUnsupportedMediaType:
+		return wrongType.problem()
 	case http.StatusRequestEntityTooLarge:
 		return bodyTooLarge.problem()
 	case http.StatusRequestTimeout:

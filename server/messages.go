@@ -1,10 +1,12 @@
 package server
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"mime"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -16,12 +18,13 @@ import (
 type sendInput struct {
 	ContentType    string `header:"Content-Type" hidden:"true"`
 	IdempotencyKey string `header:"Idempotency-Key" doc:"Same as request_id in the body."`
+	DryRun         bool   `query:"dry_run" doc:"Check and render only: nothing is accepted, charged or sent."`
 	RawBody        []byte
 }
 
 type sendOutput struct {
 	Status int
-	Body   Sent
+	Body   any // a Sent or a DryRun
 }
 
 // Sent answers an accepted message.
@@ -36,6 +39,7 @@ type Sent struct {
 type SentTask struct {
 	Channel string `json:"channel"`
 	Status  string `json:"status"`
+	Reason  string `json:"reason,omitempty" doc:"Why the task is skipped."`
 }
 
 // send accepts a message: decode, check, store. The answer follows the commit.
@@ -53,10 +57,18 @@ func (s *Server) send(ctx context.Context, in *sendInput) (*sendOutput, error) {
 		}
 		r.RequestID = key
 	}
-	m, more := s.cfg.Admit.Check(DefaultSource, r)
-	if problems = merge(problems, more); len(problems) > 0 {
-		return nil, faulty(problems)
+	checked, err := s.cfg.Admit.Check(ctx, caller(ctx).ID, r)
+	if err != nil {
+		return nil, s.answer(ctx, err)
 	}
+	all := merge(problems, checked.Problems)
+	if in.DryRun {
+		return s.dryRun(ctx, checked, problems, all)
+	}
+	if len(all) > 0 {
+		return nil, faulty(all)
+	}
+	m := checked.Message
 	accepted, err := s.cfg.Store.Enqueue(ctx, m)
 	if err != nil {
 		return nil, s.answer(ctx, err)
@@ -65,28 +77,93 @@ func (s *Server) send(ctx context.Context, in *sendInput) (*sendOutput, error) {
 	if accepted.Duplicate {
 		return s.sentBefore(ctx, accepted.MsgID)
 	}
-	out := &sendOutput{Status: 202, Body: Sent{MsgID: formatID(accepted.MsgID), Status: "dispatched"}}
+	return &sendOutput{Status: http.StatusAccepted, Body: Sent{MsgID: formatID(accepted.MsgID), Status: "dispatched", Tasks: sentTasks(m)}}, nil
+}
+
+func sentTasks(m *store.Message) (tasks []SentTask) {
 	for _, t := range m.Tasks {
-		out.Body.Tasks = append(out.Body.Tasks, SentTask{Channel: t.Channel.String(), Status: "ready"})
+		tasks = append(tasks, SentTask{Channel: t.Channel.String(), Status: msg.Ready.String()})
 	}
-	return out, nil
+	for _, t := range m.Skipped {
+		tasks = append(tasks, SentTask{Channel: t.Channel.String(), Status: msg.Skipped.String(), Reason: t.Reason})
+	}
+	return tasks
+}
+
+// DryRun answers a request that was only to be checked.
+type DryRun struct {
+	DryRun   bool            `json:"dry_run"`
+	Accepted bool            `json:"would_accept" doc:"Whether the request would be accepted, or is known already."`
+	Checks   []DryCheck      `json:"checks"`
+	Errors   []admit.Problem `json:"errors,omitempty" doc:"Every faulty field."`
+	Tasks    []SentTask      `json:"tasks,omitempty"`
+	Rendered []Rendered      `json:"rendered,omitempty" doc:"What the receiver would see on each channel."`
+}
+
+// DryCheck is the verdict of one check.
+type DryCheck struct {
+	Check   string `json:"check"`
+	OK      bool   `json:"ok"`
+	Verdict string `json:"verdict"`
+}
+
+// Rendered is what a receiver would see.
+type Rendered struct {
+	Channel  string `json:"channel"`
+	Receiver string `json:"receiver,omitempty"`
+	Subject  string `json:"subject,omitempty"`
+	Text     string `json:"text,omitempty"`
+	HTML     string `json:"html,omitempty"`
+}
+
+// dryRun tells what would come of a request. What was checked is what is checked for a real one.
+func (s *Server) dryRun(ctx context.Context, checked *admit.Checked, schema, all []admit.Problem) (*sendOutput, error) {
+	out := DryRun{DryRun: true, Accepted: len(all) == 0, Errors: all}
+	verdict := func(name string, faults int) {
+		text := "ok"
+		if faults > 0 {
+			text = fmt.Sprintf("%d faults, see errors", faults)
+		}
+		out.Checks = append(out.Checks, DryCheck{Check: name, OK: faults == 0, Verdict: text})
+	}
+	verdict("schema", len(schema))
+	for _, step := range checked.Steps {
+		verdict(step.Name, step.Problems)
+	}
+	if m := checked.Message; m != nil && len(all) == 0 {
+		out.Tasks = sentTasks(m)
+		known, err := s.cfg.Store.Known(ctx, m)
+		check := DryCheck{Check: "idempotency", OK: true, Verdict: "new"}
+		switch {
+		case errors.Is(err, store.ErrConflict):
+			check.OK, check.Verdict, out.Accepted = false, keyConflict.detail, false
+		case err != nil:
+			return nil, s.answer(ctx, err)
+		case known != 0:
+			check.Verdict = "known already: message " + formatID(known)
+		}
+		out.Checks = append(out.Checks, check)
+	}
+	for _, r := range checked.Rendered {
+		out.Rendered = append(out.Rendered, Rendered{Channel: r.Channel.String(), Receiver: r.Receiver, Subject: r.Subject, Text: r.Text, HTML: r.HTML})
+	}
+	return &sendOutput{Status: http.StatusOK, Body: out}, nil
 }
 
 // sentBefore answers a repeated request with the first message as it stands now.
 func (s *Server) sentBefore(ctx context.Context, msgID uint64) (*sendOutput, error) {
-	out := &sendOutput{Status: 200, Body: Sent{MsgID: formatID(msgID), Duplicate: true}}
+	sent := Sent{MsgID: formatID(msgID), Duplicate: true}
 	m, err := s.cfg.Store.Message(ctx, msgID)
-	if errors.Is(err, store.ErrNotFound) { // its record is gone with its day; the key outlived it
-		return out, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, store.ErrNotFound) { // not found: its record is gone with its day; the key outlived it
 		return nil, s.answer(ctx, err)
 	}
-	out.Body.Status = m.Status
-	for _, t := range m.Tasks {
-		out.Body.Tasks = append(out.Body.Tasks, SentTask{Channel: t.Channel.String(), Status: t.Status.String()})
+	if err == nil {
+		sent.Status = m.Status
+		for _, t := range m.Tasks {
+			sent.Tasks = append(sent.Tasks, SentTask{Channel: t.Channel.String(), Status: t.Status.String()})
+		}
 	}
-	return out, nil
+	return &sendOutput{Status: http.StatusOK, Body: sent}, nil
 }
 
 // Message is a message as its caller sees it.
@@ -97,6 +174,7 @@ type Message struct {
 	RequestID  string    `json:"request_id,omitempty"`
 	Category   string    `json:"category"`
 	Priority   string    `json:"priority"`
+	TemplateID string    `json:"template_id,omitempty"`
 	CreateTime time.Time `json:"create_time"`
 	DueTime    time.Time `json:"due_time"`
 	ExpireTime time.Time `json:"expire_time" doc:"Not sent after this instant."`
@@ -112,6 +190,7 @@ type Task struct {
 	Status        string     `json:"status" enum:"ready,sending,unknown,success,failed,dead,expired,cancelled,skipped"`
 	Attempt       int        `json:"attempt" doc:"Attempts so far."`
 	AttemptLimit  int        `json:"attempt_limit"`
+	Version       uint32     `json:"template_version,omitempty" doc:"The version of the template that the message was accepted with."`
 	NextTime      *time.Time `json:"next_time,omitempty" doc:"ready: not before; sending: end of the lease; unknown: end of the wait."`
 	FinishTime    *time.Time `json:"finish_time,omitempty"`
 	Provider      string     `json:"provider,omitempty" doc:"The provider asked last."`
@@ -162,7 +241,7 @@ func (s *Server) message(ctx context.Context, in *messageInput) (*messageOutput,
 func (s *Server) awaitEnd(ctx context.Context, msgID uint64, wait time.Duration) (*store.MessageView, error) {
 	deadline := time.Now().Add(wait)
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		m, err := s.cfg.Store.Message(ctx, msgID)
+		m, err := s.own(ctx, msgID)
 		if err != nil || ended(m.Status) || !time.Now().Before(deadline) {
 			return m, err
 		}
@@ -174,13 +253,25 @@ func (s *Server) awaitEnd(ctx context.Context, msgID uint64, wait time.Duration)
 	}
 }
 
+// own reads a message of the caller's; others' are not found.
+func (s *Server) own(ctx context.Context, msgID uint64) (*store.MessageView, error) {
+	m, err := s.cfg.Store.Message(ctx, msgID)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := sourceFor(ctx, m.Tasks[0].SourceID); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func ended(status string) bool {
 	return status != "scheduled" && status != "dispatched" && status != "sending"
 }
 
 type listInput struct {
 	RequestID string `query:"request_id" doc:"The caller's key of one message. Goes with no other filter."`
-	Source    string `query:"source" doc:"The caller that sent the messages in."`
+	Source    string `query:"source" doc:"The caller that sent the messages in. Default: yourself; for an admin, all."`
 	Receiver  string `query:"receiver" doc:"The receiver, as the messages show it."`
 	Channel   string `query:"channel" enum:"email,sms,feishu,inbox,push,webhook,dingtalk,wecom,log"`
 	Status    string `query:"status" enum:"scheduled,dispatched,sending,success,partial,failed,expired,cancelled,skipped"`
@@ -200,14 +291,18 @@ type MessageList struct {
 
 // list shows messages by filter, or the one of a request id: a list of one, or of none.
 func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
-	var (
-		page store.Page
-		err  error
-	)
+	var page store.Page
+	source, err := sourceFor(ctx, in.Source)
+	if err != nil {
+		return nil, err
+	}
 	if in.RequestID != "" {
-		page, err = s.byRequest(ctx, in.RequestID)
+		page, err = s.byRequest(ctx, source, in.RequestID)
 	} else {
-		filter, problems := in.filter()
+		if caller(ctx).Admin() {
+			source = in.Source // none: of all
+		}
+		filter, problems := in.filter(source)
 		if len(problems) > 0 {
 			return nil, faulty(problems)
 		}
@@ -226,8 +321,8 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	return &out, nil
 }
 
-func (s *Server) byRequest(ctx context.Context, requestID string) (page store.Page, err error) {
-	msgID, err := s.cfg.Store.MessageByRequest(ctx, DefaultSource, requestID)
+func (s *Server) byRequest(ctx context.Context, source, requestID string) (page store.Page, err error) {
+	msgID, err := s.cfg.Store.MessageByRequest(ctx, source, requestID)
 	if err == nil {
 		var m *store.MessageView
 		if m, err = s.cfg.Store.Message(ctx, msgID); err == nil {
@@ -241,11 +336,11 @@ func (s *Server) byRequest(ctx context.Context, requestID string) (page store.Pa
 }
 
 // filter reads the query. What huma has checked already is not checked again.
-func (in *listInput) filter() (f store.Filter, problems []admit.Problem) {
+func (in *listInput) filter(source string) (f store.Filter, problems []admit.Problem) {
 	fault := func(field string, err error) {
 		problems = append(problems, admit.Problem{Field: field, Code: admit.CodeInvalid, Message: err.Error()})
 	}
-	f = store.Filter{SourceID: cmp.Or(in.Source, DefaultSource), Receiver: in.Receiver, Status: in.Status, Limit: in.Limit}
+	f = store.Filter{SourceID: source, Receiver: in.Receiver, Status: in.Status, Limit: in.Limit}
 	var err error
 	if in.Channel != "" {
 		if f.Channel, err = msg.ParseChannel(in.Channel); err != nil {
@@ -271,8 +366,8 @@ func (in *listInput) filter() (f store.Filter, problems []admit.Problem) {
 
 // numberOrText gives a query's value the type that JSON would have given it.
 func numberOrText(text string) any {
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return float64(n)
+	if _, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return json.Number(text)
 	}
 	return text
 }
@@ -281,13 +376,13 @@ func view(m *store.MessageView) Message {
 	first := &m.Tasks[0]
 	out := Message{
 		MsgID: formatID(m.MsgID), Status: m.Status, SourceID: first.SourceID, RequestID: first.RequestID,
-		Category: first.Category.String(), Priority: first.Lane.String(),
+		TemplateID: first.TemplateID, Category: first.Category.String(), Priority: first.Lane.String(),
 		CreateTime: first.Created, DueTime: first.Due, ExpireTime: first.Expire,
 	}
 	for i := range m.Tasks {
 		t := &m.Tasks[i]
 		task := Task{
-			Key: t.Key(), Channel: t.Channel.String(), Receiver: t.Receiver, Status: t.Status.String(), Attempt: t.Attempt, AttemptLimit: t.AttemptLimit,
+			Key: t.Key(), Channel: t.Channel.String(), Receiver: t.Receiver, Status: t.Status.String(), Attempt: t.Attempt, AttemptLimit: t.AttemptLimit, Version: t.TemplateVersion,
 			Provider: t.Provider, ProviderMsgID: t.ProviderMsgID, LatencyMS: t.Latency.Milliseconds(), LastError: t.LastError,
 		}
 		switch {

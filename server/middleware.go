@@ -5,10 +5,8 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"net/http"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"github.com/go-chi/chi/v5/middleware"
@@ -34,6 +32,10 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		}
 		w.Header().Set(requestIDHeader, id)
 		r = r.WithContext(context.WithValue(r.Context(), requestIDKey{}, id))
+		if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" { // nothing here unpacks
+			writeProblem(w, wrongType)
+			return
+		}
 		ww := middleware.NewWrapResponseWriter(w, r.ProtoMajor)
 		defer func() {
 			if err := recover(); err != nil {
@@ -70,22 +72,6 @@ func newID() string {
 	var b [8]byte
 	rand.Read(b[:])
 	return hex.EncodeToString(b[:])
-}
-
-// ownHost refuses requests for other hosts. A web page can have its own name resolve to this machine, and is then of the same
-// origin; without keys, its Host header is all that tells it from a caller.
-func ownHost(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = strings.Trim(r.Host, "[]")
-		}
-		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-			writeProblem(w, foreignHost)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 // sameOrigin keeps web pages of other origins from sending: a browser on this machine reaches a loopback listener.

@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humachi"
 	"github.com/go-chi/chi/v5"
+	strict "github.com/go-json-experiment/json"
 
 	"tidings/internal/admit"
 	"tidings/store"
@@ -23,6 +24,7 @@ import (
 type Config struct {
 	Store   *store.Store
 	Admit   *admit.Admitter
+	Review  bool // new versions of templates wait for an admin
 	Version string
 	Log     *slog.Logger
 }
@@ -45,9 +47,6 @@ const (
 	maxHeader     = 32 << 10
 )
 
-// DefaultSource is the caller that every request comes from while no sources are registered.
-const DefaultSource = "default"
-
 // New makes a server.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
@@ -55,10 +54,11 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{cfg: cfg}
 	router := chi.NewMux()
-	router.Use(s.observe, ownHost, sameOrigin)
+	router.Use(s.observe, sameOrigin, s.authenticate)
 	router.NotFound(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, notFound) })
 	router.MethodNotAllowed(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, wrongMethod) })
 	s.routes(humachi.New(router, s.apiConfig()))
+	router.Mount("/docs", docs())
 	s.handler = router
 	return s
 }
@@ -81,8 +81,11 @@ func (s *Server) routes(api huma.API) {
 		Description: "Accepts a message. 202 says that it is stored and will be sent; 200 that it was known already.",
 		Tags:        []string{"messages"}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: maxBody + 1, BodyReadTimeout: bodyTimeLimit,
 		SkipValidateBody: true, // send does it, to name faults of the schema and of admission together
-		Responses:        map[string]*huma.Response{"200": {Description: "The request_id was known, with the same body", Content: sentContent(api)}},
-		RequestBody:      &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: s.decoder.schema}}},
+		Responses: map[string]*huma.Response{
+			"202": {Description: "Accepted", Content: contentOf[Sent](api)},
+			"200": {Description: "The request_id was known, with the same body; or, with dry_run, what would have come of the request", Content: contentOf[Sent](api, reflect.TypeFor[DryRun]())},
+		},
+		RequestBody: &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{"application/json": {Schema: s.decoder.schema}}},
 	}, s.send)
 	huma.Register(api, huma.Operation{
 		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{id}", Summary: "Ask for a message",
@@ -92,6 +95,8 @@ func (s *Server) routes(api huma.API) {
 		OperationID: "list-messages", Method: http.MethodGet, Path: "/api/messages", Summary: "List messages, or find the one of a request_id",
 		Tags: []string{"messages"},
 	}, s.list)
+	s.templateRoutes(api)
+	s.sourceRoutes(api)
 	huma.Register(api, huma.Operation{
 		OperationID: "live", Method: http.MethodGet, Path: "/livez", Summary: "Is the process alive?", Tags: []string{"health"},
 	}, s.live)
@@ -100,8 +105,15 @@ func (s *Server) routes(api huma.API) {
 	}, s.ready)
 }
 
-func sentContent(api huma.API) map[string]*huma.MediaType {
-	return map[string]*huma.MediaType{"application/json": {Schema: api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Sent](), true, "")}}
+func contentOf[T any](api huma.API, others ...reflect.Type) map[string]*huma.MediaType {
+	schema := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
+	if len(others) > 0 {
+		schema = &huma.Schema{OneOf: []*huma.Schema{schema}}
+		for _, other := range others {
+			schema.OneOf = append(schema.OneOf, api.OpenAPI().Components.Schemas.Schema(other, true, ""))
+		}
+	}
+	return map[string]*huma.MediaType{"application/json": {Schema: schema}}
 }
 
 // apiConfig is huma's configuration without its documentation page, which loads code from elsewhere, and without the links
@@ -126,7 +138,12 @@ var jsonFormat = huma.Format{
 		enc.SetEscapeHTML(false)
 		return enc.Encode(v)
 	},
-	Unmarshal: json.Unmarshal,
+	Unmarshal: func(data []byte, v any) error {
+		if err := strict.Unmarshal(data, new(any)); err != nil { // repeated names, trailing text, bad UTF-8
+			return err
+		}
+		return json.Unmarshal(data, v)
+	},
 }
 
 type health struct {

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"tidings/internal/admit"
+	"tidings/internal/catalog"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/internal/testdb"
@@ -41,6 +42,13 @@ type bundle struct {
 	dsn   string
 	url   string
 	http  *http.Client
+	key   string // the caller's; empty: none
+}
+
+// as is the same server, for a caller with another key.
+func (b bundle) as(key string) *bundle {
+	b.key = key
+	return &b
 }
 
 func setup(t testing.TB, cfg store.Config) *bundle {
@@ -49,15 +57,20 @@ func setup(t testing.TB, cfg store.Config) *bundle {
 		cfg.DSN = testdb.New(t)
 	}
 	s := testdb.Open(t, cfg)
-	api := server.New(server.Config{Store: s, Version: "test", Admit: &admit.Admitter{
-		Policies: policy.Defaults(), Now: s.Now,
-		Configured: func(c msg.Channel) bool { return c == msg.Log || c == msg.Email },
+	return serve(t, s, cfg.DSN, false)
+}
+
+// serve starts a server on a store.
+func serve(t testing.TB, s *store.Store, dsn string, review bool) *bundle {
+	api := server.New(server.Config{Store: s, Version: "test", Review: review, Admit: &admit.Admitter{
+		Policies: policy.Defaults(), Now: s.Now, Templates: catalog.New(s).Usable,
+		Configured: func(c msg.Channel) bool { return c == msg.Log || c == msg.Email || c == msg.Webhook },
 	}})
 	ts := httptest.NewUnstartedServer(nil)
 	ts.Config = api.Listener()
 	ts.Start()
 	t.Cleanup(ts.Close)
-	return &bundle{store: s, dsn: cfg.DSN, url: ts.URL, http: ts.Client()}
+	return &bundle{store: s, dsn: dsn, url: ts.URL, http: ts.Client()}
 }
 
 // content reads what a waiting message says out of its row.
@@ -94,6 +107,9 @@ func (b *bundle) do(t testing.TB, method, path, body string, header ...string) a
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	if b.key != "" {
+		req.Header.Set("Authorization", "Bearer "+b.key)
+	}
 	for i := 0; i < len(header); i += 2 {
 		if header[i] == "Host" {
 			req.Host = header[i+1]
@@ -110,7 +126,7 @@ func (b *bundle) do(t testing.TB, method, path, body string, header ...string) a
 		t.Fatal(err)
 	}
 	a := answer{status: res.StatusCode, header: res.Header, raw: string(raw)}
-	if err := json.Unmarshal(raw, &a.body); err != nil {
+	if err := json.Unmarshal(raw, &a.body); err != nil && len(raw) > 0 {
 		t.Fatalf("%s %s answers no JSON: %s", method, path, raw)
 	}
 	return a
@@ -204,7 +220,12 @@ func TestFaults(t *testing.T) {
 		},
 		{"wrong types", `{"channels":"log","to":["x"],"text":5,"subject":["a"]}`, 422, "validation_failed", []string{"channels", "subject", "text", "to"}},
 		{"not configured", `{"channels":["sms"],"to":"+8613800000000","text":"hi"}`, 422, "channel_not_configured", []string{"channels[0]"}},
-		{"several channels", `{"channels":["log","email"],"to":"a@example.com","subject":"s","text":"hi"}`, 422, "validation_failed", []string{"channels"}},
+		{"a channel twice", `{"channels":["log","log"],"to":"a@example.com","text":"hi"}`, 422, "validation_failed", []string{"channels[1]"}},
+		{"one address that does not fit all channels", `{"channels":["log","email"],"to":"ann","subject":"s","text":"hi"}`, 422, "validation_failed", []string{"to"}},
+		{"params without a template", `{"channels":["log"],"to":"x","text":"hi","params":{"a":1}}`, 422, "validation_failed", []string{"params"}},
+		{"a template and a text", `{"channels":["log"],"to":"x","text":"hi","template_id":"none"}`, 422, "validation_failed", []string{"template_id"}},
+		{"an unknown template", `{"channels":["log"],"to":"x","template_id":"none"}`, 422, "validation_failed", []string{"template_id"}},
+		{"10,000 deep", strings.Repeat(`{"a":`, 10_000) + "1" + strings.Repeat("}", 10_000), 422, "validation_failed", []string{"channels", "to", "text", "a"}},
 		{"no address", `{"channels":["log"],"to":{},"text":"hi"}`, 422, "validation_failed", []string{"to.log"}},
 		{"an address of another channel", `{"channels":["log"],"to":{"log":"x","sms":"y"},"text":"hi"}`, 422, "validation_failed", []string{"to.sms"}},
 		{"an address that is none", `{"channels":["email"],"to":{"email":"ann"},"subject":"s","text":"hi"}`, 422, "validation_failed", []string{"to.email"}},
@@ -263,6 +284,17 @@ func TestHTTPHabits(t *testing.T) {
 	const good = `{"channels":["log"],"to":"x","text":"hi"}`
 	if a := b.do(t, "POST", "/api/messages", good, "Content-Type", "text/plain"); a.status != 415 {
 		t.Errorf("text/plain: %d", a.status)
+	}
+	if a := b.do(t, "POST", "/api/messages", good, "Content-Encoding", "gzip"); a.status != 415 {
+		t.Errorf("compressed: %d", a.status)
+	}
+	if a := b.do(t, "POST", "/api/templates", good, "Content-Type", "text/plain"); a.status != 415 {
+		t.Errorf("text/plain to another route: %d %s", a.status, a.raw)
+	}
+	for _, body := range []string{`{"channel":"log","channel":"log"}`, `{} {}`, `{`, "", strings.Repeat("[", 20_000)} {
+		if a := b.do(t, "POST", "/api/templates", body); a.status != 400 || a.body["code"] != "invalid_json" {
+			t.Errorf("%.40s to another route: %d %s", body, a.status, a.raw)
+		}
 	}
 	if a := b.do(t, "POST", "/api/messages", good, "Content-Type", "application/json; charset=utf-8"); a.status != 202 {
 		t.Errorf("with a charset: %d %s", a.status, a.raw)
@@ -478,19 +510,19 @@ func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"channels":["log"],"to":"x","text":"hi"}`, `{"to":{"log":"x"}}`, `{"a":1,"a":2}`, `[[[[`, `{"text":"\ud800"}`, "{\"text\":\"\xff\"}", `{"expire_time":1e400}`, `{"channels":[null]}`} {
 		f.Add([]byte(seed))
 	}
-	api := server.New(server.Config{Version: "fuzz", Admit: &admit.Admitter{
+	api := server.New(server.Config{Store: testdb.Open(f, store.Config{}), Version: "fuzz", Admit: &admit.Admitter{
 		Policies: policy.Defaults(), Now: time.Now, Configured: func(msg.Channel) bool { return false }, // so that nothing reaches the store
 	}})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		req := httptest.NewRequest("POST", "/api/messages", bytes.NewReader(body))
-		req.Host = "localhost"
+		req.Host, req.RemoteAddr = "localhost", "127.0.0.1:1"
 		req.Header.Set("Content-Type", "application/json")
 		res := httptest.NewRecorder()
 		api.ServeHTTP(res, req)
 		if res.Code < 400 || res.Code > 499 {
 			t.Fatalf("%d %s", res.Code, res.Body)
 		}
-		if res.Code == http.StatusForbidden {
+		if res.Code == http.StatusForbidden || res.Code == http.StatusUnauthorized {
 			t.Fatal("the request did not reach the decoder")
 		}
 		if !json.Valid(res.Body.Bytes()) {

@@ -22,22 +22,32 @@ import (
 
 // Message is a request that has been checked, ready to be accepted. Its tasks share everything but channel and receiver.
 type Message struct {
-	SourceID     string
-	RequestID    string // the caller's key, unique for the source; empty: none
-	BodyHash     [sha256.Size]byte
-	BatchID      string
-	Category     msg.Category
-	Lane         msg.Lane
-	Content      []byte // JSON of a Content
-	AttemptLimit int
-	Expire       time.Time // not sent after it
-	Tasks        []NewTask // at least one
+	SourceID   string
+	RequestID  string // the caller's key, unique for the source; empty: none
+	BodyHash   [sha256.Size]byte
+	BatchID    string
+	Category   msg.Category
+	Lane       msg.Lane
+	TemplateID string
+	Params     []byte        // JSON object of the template's variables; nil: none
+	Content    []byte        // JSON of a Content; nil when the template says it all
+	Expire     time.Time     // not sent after it
+	Tasks      []NewTask     // at least one
+	Skipped    []SkippedTask // channels that the message was asked to go over, and does not
 }
 
 // NewTask is a message's part on one channel.
 type NewTask struct {
-	Channel  msg.Channel
-	Receiver string
+	Channel         msg.Channel
+	Receiver        string
+	AttemptLimit    int
+	TemplateVersion uint32
+}
+
+// SkippedTask is a task that ends with its message's acceptance: it is recorded as skipped, never queued.
+type SkippedTask struct {
+	Channel msg.Channel
+	Reason  string
 }
 
 // Accepted is the answer to Enqueue.
@@ -147,7 +157,7 @@ func (s *Store) pend(m *Message) (*pending, error) {
 		return nil, public(err)
 	}
 	p := &pending{Message: *m, id: msgID, key: requestKey(m.RequestID, msgID), done: make(chan struct{})}
-	p.size = len(m.Tasks) * (512 + len(m.Content) + len(m.RequestID))
+	p.size = (len(m.Tasks) + len(m.Skipped)) * (512 + len(m.Content) + len(m.Params) + len(m.RequestID))
 	p.owners = make([]string, len(m.Tasks))
 	return p, nil
 }
@@ -335,10 +345,12 @@ func (s *Store) wake(batch []*pending) {
 }
 
 const (
-	sqlInsertKeys  = "INSERT /* tidings:accept-keys */ INTO t_idempotency (source_id, request_hash, msg_id, body_hash, expire_time) VALUES "
-	sqlInsertTasks = "INSERT /* tidings:accept-tasks */ INTO %s (%s) VALUES "
-	keyGroup       = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
-	sqlKeys        = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
+	sqlInsertKeys    = "INSERT /* tidings:accept-keys */ INTO t_idempotency (source_id, request_hash, msg_id, body_hash, expire_time) VALUES "
+	sqlInsertTasks   = "INSERT /* tidings:accept-tasks */ INTO %s (%s) VALUES "
+	keyGroup         = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
+	sqlInsertSkipped = "INSERT /* tidings:accept-skipped */ INTO t_msg_record (msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, " +
+		"template_id, status, attempt_limit, due_time, next_time, expire_time, last_error, create_time, modify_time, finish_time) VALUES "
+	sqlKeys = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
 )
 
 // insert writes keys and tasks in one transaction. Locks are taken in one order everywhere: keys by value, then the lanes'
@@ -351,6 +363,7 @@ func (s *Store) insert(ctx context.Context, batch []*pending) error {
 		for _, lane := range msg.Lanes {
 			insertTasks(&p, lane, batch, now, s.cfg.Lease)
 		}
+		insertSkipped(&p, batch, now)
 		return s.run(ctx, &p)
 	})
 }
@@ -391,7 +404,10 @@ var newTaskColumns = []column{
 	{"category", func(m *pending, _ int) any { return m.Category.String() }, nil},
 	{"priority", func(m *pending, _ int) any { return m.Lane.String() }, nil},
 	{"receiver", func(m *pending, i int) any { return m.Tasks[i].Receiver }, nil},
-	{"content", func(m *pending, _ int) any { return jsonArg(m.Content) }, nil},
+	{"template_id", func(m *pending, _ int) any { return m.TemplateID }, func(m *pending, _ int) bool { return m.TemplateID == "" }},
+	{"template_version", func(m *pending, i int) any { return m.Tasks[i].TemplateVersion }, func(m *pending, _ int) bool { return m.TemplateID == "" }},
+	{"params", func(m *pending, _ int) any { return jsonArg(m.Params) }, func(m *pending, _ int) bool { return m.Params == nil }},
+	{"content", func(m *pending, _ int) any { return jsonArg(m.Content) }, func(m *pending, _ int) bool { return m.Content == nil }},
 	{"status", func(m *pending, i int) any {
 		if notClaimed(m, i) {
 			return msg.Ready
@@ -404,7 +420,7 @@ var newTaskColumns = []column{
 		}
 		return 1
 	}, notClaimed},
-	{"attempt_limit", func(m *pending, _ int) any { return m.AttemptLimit }, nil},
+	{"attempt_limit", func(m *pending, i int) any { return m.Tasks[i].AttemptLimit }, nil},
 	{"owner", func(m *pending, i int) any { return m.owners[i] }, notClaimed},
 	{"due_time", func(m *pending, _ int) any { return m.due }, nil},
 	{"next_time", func(m *pending, i int) any {
@@ -452,6 +468,24 @@ func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, leas
 	p.add(b.String(), args...)
 }
 
+// insertSkipped records the tasks that are not to be sent.
+func insertSkipped(p *packet, batch []*pending, now time.Time) {
+	args, rows := []any{}, 0
+	for _, m := range batch {
+		for _, t := range m.Skipped {
+			rows++
+			args = append(args, m.id, t.Channel, m.SourceID, m.RequestID, m.BatchID, m.Category.String(), m.Lane.String(), m.TemplateID, msg.Skipped,
+				now, now, m.Expire, clip(t.Reason, 512), id.Time(m.id), now, now)
+		}
+	}
+	if rows > 0 {
+		var b strings.Builder
+		b.WriteString(sqlInsertSkipped)
+		values(&b, "(?,?,?,?,?,?,?,'',?,?,0,?,?,?,?,?,?,?)", rows)
+		p.add(b.String(), args...)
+	}
+}
+
 func allTasks(messages []*pending, hold func(*pending, int) bool) bool {
 	for _, m := range messages {
 		for i := range m.Tasks {
@@ -496,6 +530,22 @@ func (s *Store) answerKnown(ctx context.Context, batch []*pending) []*pending {
 		}
 	}
 	return rest
+}
+
+// Known finds the message that a message's key stands for, as Enqueue would; 0: there is none. ErrConflict when it was another.
+func (s *Store) Known(ctx context.Context, m *Message) (msgID uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	p := &pending{Message: *m, key: requestKey(m.RequestID, 0)}
+	known, err := s.keys(ctx, []*pending{p})
+	if err != nil {
+		return 0, public(err)
+	}
+	row, ok := known[keyName{m.SourceID, p.key}]
+	if ok && row.bodyHash != m.BodyHash {
+		return 0, ErrConflict
+	}
+	return row.msgID, nil
 }
 
 // answerKeyless answers the messages without a caller's key after a packet of which nobody knows whether it was, or will

@@ -81,7 +81,8 @@ func (s *Store) handOver(offers map[place]*offer, batch []*pending, started time
 func (s *Store) handedTask(p *pending, i int, started time.Time) Task {
 	return Task{
 		MsgID: p.id, Channel: p.Tasks[i].Channel, SourceID: p.SourceID, RequestID: p.RequestID, BatchID: p.BatchID, Category: p.Category, Lane: p.Lane,
-		Receiver: p.Tasks[i].Receiver, Content: p.Content, Status: msg.Sending, Attempt: 1, AttemptLimit: p.AttemptLimit, Owner: p.owners[i],
+		Receiver: p.Tasks[i].Receiver, TemplateID: p.TemplateID, TemplateVersion: p.Tasks[i].TemplateVersion, Params: p.Params, Content: p.Content,
+		Status: msg.Sending, Attempt: 1, AttemptLimit: p.Tasks[i].AttemptLimit, Owner: p.owners[i],
 		Due: p.due, Next: p.due.Add(s.cfg.Lease), Expire: p.Expire, Created: id.Time(p.id), LeaseEnd: started.Add(s.cfg.Lease),
 	}
 }

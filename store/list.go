@@ -14,7 +14,7 @@ import (
 
 // Filter says which messages a list is to show. Zero fields mean any.
 type Filter struct {
-	SourceID string
+	SourceID string // empty: of all sources
 	Receiver string
 	Channel  msg.Channel
 	Status   string    // the derived status
@@ -44,6 +44,8 @@ const (
 		WHERE msg_id >= ? AND msg_id < ? ORDER BY msg_id DESC LIMIT ?`
 	sqlListReceiver = `SELECT /* tidings:list-receiver */ msg_id, channel, source_id, receiver FROM t_msg_record
 		WHERE receiver = ? AND create_time >= ? AND create_time <= ? AND msg_id >= ? AND msg_id < ? ORDER BY create_time DESC, msg_id DESC LIMIT ?`
+	sqlListAll = `SELECT /* tidings:list-all */ msg_id, channel, source_id, receiver FROM t_msg_record
+		WHERE finish_time >= ? AND create_time >= ? AND create_time <= ? AND msg_id >= ? AND msg_id < ? ORDER BY msg_id DESC LIMIT ?`
 	sqlListSource = `SELECT /* tidings:list-source */ msg_id, channel, source_id, receiver FROM t_msg_record
 		WHERE source_id = ? AND create_time >= ? AND create_time <= ? AND msg_id >= ? AND msg_id < ? ORDER BY create_time DESC, msg_id DESC LIMIT ?`
 )
@@ -55,7 +57,7 @@ type listRow struct {
 	Receiver string      `db:"receiver"`
 }
 
-// List shows messages, waiting and ended ones alike. f.SourceID must be given. Whatever the filter, it examines a bounded
+// List shows messages, waiting and ended ones alike. Whatever the filter, it examines a bounded
 // number of rows.
 func (s *Store) List(ctx context.Context, f Filter) (Page, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
@@ -104,9 +106,12 @@ func (s *Store) candidates(ctx context.Context, f *Filter) (ids []uint64, next u
 	if err := s.db.SelectContext(ctx, &dead, sqlListDead, low, high, listRows); err != nil {
 		return nil, 0, err
 	}
-	query, key := sqlListSource, f.SourceID
-	if f.Receiver != "" {
+	query, key := sqlListSource, any(f.SourceID)
+	switch {
+	case f.Receiver != "":
 		query, key = sqlListReceiver, f.Receiver
+	case f.SourceID == "": // no record ends before its message began: that leaves out the partitions of earlier days
+		query, key = sqlListAll, began(low)
 	}
 	if err := s.db.SelectContext(ctx, &ended, query, key, id.Time(low), id.Time(high), low, high, listRows); err != nil {
 		return nil, 0, err
@@ -142,5 +147,5 @@ func (f *Filter) bounds() (low, high uint64) {
 }
 
 func (f *Filter) fits(r *listRow) bool {
-	return r.SourceID == f.SourceID && (f.Receiver == "" || r.Receiver == f.Receiver) && (f.Channel == 0 || r.Channel == f.Channel)
+	return (f.SourceID == "" || r.SourceID == f.SourceID) && (f.Receiver == "" || r.Receiver == f.Receiver) && (f.Channel == 0 || r.Channel == f.Channel)
 }

@@ -59,6 +59,8 @@ type Store struct {
 	waitingBytes, alone, heldAlone *semaphore.Weighted
 	background                     sync.WaitGroup // goroutines of acceptAlone, and of adopt
 	orphans                        orphanage
+	callers                        callers
+	templates                      templates
 	held                           sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
@@ -91,6 +93,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		s.db.Close()
 		return nil, fmt.Errorf("take a node number: %w", err)
 	}
+	sources, err := s.Sources(ctx) // so that a copy is there from the first request on
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read the sources: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
+	}
+	s.callers.fill(sources)
+	s.callers.loaded = time.Now()
 	s.node.start(s)
 	s.startEnqueues()
 	return s, nil

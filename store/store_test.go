@@ -69,8 +69,8 @@ func count(t testing.TB, db *sql.DB, query string, args ...any) (n int) {
 func message(requestID string) *store.Message {
 	return &store.Message{
 		SourceID: "default", RequestID: requestID, BodyHash: sha256.Sum256([]byte("body")),
-		Category: msg.Notification, Lane: msg.Middle, Content: []byte(`{"text":"hello"}`), AttemptLimit: 5,
-		Expire: time.Now().Add(time.Hour), Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "someone"}},
+		Category: msg.Notification, Lane: msg.Middle, Content: []byte(`{"text":"hello"}`),
+		Expire: time.Now().Add(time.Hour), Tasks: []store.NewTask{{Channel: msg.Log, Receiver: "someone", AttemptLimit: 5}},
 	}
 }
 

@@ -5,29 +5,36 @@ package admit
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"mime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"tidings/internal/catalog"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
+	"tidings/internal/render"
 	"tidings/store"
 )
 
 // Request is a caller's wish, as JSON decodes it.
 type Request struct {
 	RequestID   string       `json:"request_id,omitempty" maxLength:"255" doc:"The caller's key for this message: sending it again gives the first answer. Same as the header Idempotency-Key."`
-	Channels    []string     `json:"channels" maxItems:"1" doc:"The channel to send over."`
-	To          any          `json:"to" doc:"The receiver: an address, or an object with an address for each channel."`
-	Category    string       `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Names the policy for retries and expiry, and gives the default priority. Default: notification."`
+	Channels    []string     `json:"channels" maxItems:"9" doc:"The channels to send over. Each is a task of its own."`
+	To          any          `json:"to" doc:"The receiver: an address, or an object with an address for each channel. A channel that the object leaves out is skipped."`
+	Category    string       `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Names the policy for retries and expiry, and gives the default priority. Default: the template's, or notification."`
 	Priority    string       `json:"priority,omitempty" enum:"high,middle,low" doc:"The lane. Default: the category's."`
+	TemplateID  string       `json:"template_id,omitempty" maxLength:"64" doc:"A template, instead of subject, text and html. The message keeps the version that is in use now."`
+	Params      any          `json:"params,omitempty" doc:"The template's variables: an object."`
 	Subject     string       `json:"subject,omitempty" doc:"The subject, for channels that have one."`
 	Text        string       `json:"text,omitempty" doc:"The text."`
 	HTML        string       `json:"html,omitempty" doc:"The text as HTML, for e-mail."`
@@ -57,6 +64,8 @@ const (
 	CodeTooLong       = "too_long"
 	CodeUnknown       = "unknown"
 	CodeNotConfigured = "channel_not_configured"
+	CodeMissing       = "missing_variables"
+	CodeNotReviewed   = "template_not_reviewed"
 )
 
 // Limits of what a message may hold. The column or the format behind each sets it.
@@ -72,23 +81,60 @@ type Admitter struct {
 	Policies   *policy.Set
 	Configured func(msg.Channel) bool // tells whether a channel has a provider
 	Now        func() time.Time       // the database's time
+	// Templates finds the versions of a source's template that new messages get; the store's errors. nil: there are none.
+	Templates func(ctx context.Context, source, id string) (map[msg.Channel]*catalog.Version, error)
 	// Receiver, when set, asks a channel's provider whether it can serve a receiver, and for the form to store.
 	Receiver func(msg.Channel, string) (string, error)
 }
 
-// Check makes a message of a request, or tells everything that is wrong with it.
-func (a *Admitter) Check(source string, r *Request) (*store.Message, []Problem) {
+// Checked is a request after its checks.
+type Checked struct {
+	Message  *store.Message
+	Problems []Problem // everything that is wrong with the request; none: Message is complete
+	Steps    []Step    // the checks in their order
+	Rendered []Rendered
+}
+
+// Step is one check and how many problems it found.
+type Step struct {
+	Name     string
+	Problems int
+}
+
+// Rendered is what a receiver would see on a channel.
+type Rendered struct {
+	Channel  msg.Channel
+	Receiver string
+	render.Filled
+}
+
+// Check makes a message of a request, or tells everything that is wrong with it. An error says that the check itself failed:
+// the store's.
+func (a *Admitter) Check(ctx context.Context, source string, r *Request) (*Checked, error) {
 	c := check{Admitter: a, r: r, m: &store.Message{SourceID: source, RequestID: r.RequestID}}
-	c.requestID()
-	c.category()
-	c.channels()
-	c.content()
-	c.expiry()
-	if len(c.problems) > 0 {
-		return nil, c.problems
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"request_id", c.requestID},
+		{"template", func() error { return c.template(ctx) }},
+		{"category", c.category},
+		{"channels", c.channels},
+		{"content", c.content},
+		{"expiry", c.expiry},
+	} {
+		before := len(c.problems)
+		if err := step.do(); err != nil {
+			return nil, err
+		}
+		c.steps = append(c.steps, Step{step.name, len(c.problems) - before})
 	}
-	c.m.BodyHash = bodyHash(r)
-	return c.m, nil
+	checked := &Checked{Problems: c.problems, Steps: c.steps, Rendered: c.rendered}
+	if len(c.problems) == 0 {
+		c.m.BodyHash = bodyHash(r)
+		checked.Message = c.m
+	}
+	return checked, nil
 }
 
 // check is one request on its way.
@@ -96,27 +142,65 @@ type check struct {
 	*Admitter
 	r        *Request
 	m        *store.Message
+	versions map[msg.Channel]*catalog.Version // of the template, by channel
 	problems []Problem
+	steps    []Step
+	rendered []Rendered
 }
 
 func (c *check) fault(field, code, format string, args ...any) {
 	c.problems = append(c.problems, Problem{Field: field, Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-func (c *check) requestID() {
+func (c *check) requestID() error {
 	if n := utf8.RuneCountInString(c.r.RequestID); n > MaxRequestID {
 		c.fault("request_id", CodeTooLong, "has %d characters, at most %d are kept", n, MaxRequestID)
 	}
 	if !utf8.ValidString(c.r.RequestID) { // a header may hold any bytes
 		c.fault("request_id", CodeInvalid, "is not UTF-8")
 	}
+	return nil
 }
 
-func (c *check) category() {
+// template finds the versions that the message gets.
+func (c *check) template(ctx context.Context) error {
+	r := c.r
+	if r.TemplateID == "" {
+		if r.Params != nil {
+			c.fault("params", CodeInvalid, "go with a template_id only")
+		}
+		return nil
+	}
+	if r.Subject != "" || r.Text != "" || r.HTML != "" {
+		c.fault("template_id", CodeInvalid, "and subject, text or html exclude each other")
+		return nil
+	}
+	if _, ok := r.Params.(map[string]any); r.Params != nil && !ok {
+		c.fault("params", CodeInvalid, "must be an object")
+	}
+	c.m.TemplateID = r.TemplateID
+	if c.Templates == nil {
+		c.fault("template_id", CodeUnknown, "there is no such template")
+		return nil
+	}
+	var err error
+	c.versions, err = c.Templates(ctx, c.m.SourceID, r.TemplateID)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		c.fault("template_id", CodeUnknown, "there is no such template")
+	case errors.Is(err, store.ErrNotReviewed):
+		c.fault("template_id", CodeNotReviewed, "no version of the template has passed the review")
+	default:
+		return err
+	}
+	return nil
+}
+
+func (c *check) category() error {
 	var err error
 	c.m.Category = msg.Notification
-	if c.r.Category != "" {
-		if c.m.Category, err = msg.ParseCategory(c.r.Category); err != nil {
+	if name := cmp.Or(c.r.Category, c.templateCategory()); name != "" {
+		if c.m.Category, err = msg.ParseCategory(name); err != nil {
 			c.fault("category", CodeUnknown, "must be verification, notification or marketing")
 			c.m.Category = msg.Notification
 		}
@@ -127,20 +211,33 @@ func (c *check) category() {
 			c.fault("priority", CodeUnknown, "must be high, middle or low")
 		}
 	}
+	return nil
 }
 
-func (c *check) channels() {
+// templateCategory is the category of the template's variant for the first channel that has one.
+func (c *check) templateCategory() string {
+	for _, name := range c.r.Channels {
+		if channel, err := msg.ParseChannel(name); err == nil {
+			if v := c.versions[channel]; v != nil && v.Category != nil {
+				return *v.Category
+			}
+		}
+	}
+	return ""
+}
+
+func (c *check) channels() error {
 	if len(c.r.Channels) == 0 {
 		c.fault("channels", CodeRequired, "must name a channel")
-	}
-	if len(c.r.Channels) > 1 {
-		c.fault("channels", CodeInvalid, "must name one channel")
 	}
 	c.addressees()
 	for i, name := range c.r.Channels {
 		field := fmt.Sprintf("channels[%d]", i)
 		channel, err := msg.ParseChannel(name)
 		switch {
+		case slices.Index(c.r.Channels, name) < i:
+			c.fault(field, CodeInvalid, "names %s a second time", name)
+			continue
 		case err != nil:
 			c.fault(field, CodeUnknown, "no channel is called %q; there are %s", name, strings.Join(channelNames(), ", "))
 			continue
@@ -148,11 +245,29 @@ func (c *check) channels() {
 			c.fault(field, CodeNotConfigured, "the channel %s has no provider; configure channels.%s.providers", name, name)
 			continue
 		}
-		c.m.AttemptLimit = c.Policies.For(c.m.Category, channel).Attempts()
-		if address, ok := c.address(name); ok {
+		if len(c.versions) > 0 && c.versions[channel] == nil {
+			c.fault(field, CodeUnknown, "the template has no variant for %s", name)
+			continue
+		}
+		if address, ok := c.address(channel); ok {
 			c.receiver(channel, address)
 		}
 	}
+	return nil
+}
+
+// Missing is the problem of a variable that a template needs and was not given.
+func Missing(name string) Problem {
+	return Problem{Field: "params." + name, Code: CodeMissing, Message: "is missing: the template needs it"}
+}
+
+// Params reads the field params of a JSON body, with numbers as they are written.
+func Params(body []byte) (map[string]any, error) {
+	var holder struct{ Params map[string]any }
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	err := d.Decode(&holder)
+	return holder.Params, err
 }
 
 func channelNames() (names []string) {
@@ -185,18 +300,23 @@ func (c *check) addressees() {
 	}
 }
 
-// address finds the address for a channel.
-func (c *check) address(channel string) (string, bool) {
+// address finds the address for a channel. A channel of several may have none: it is skipped.
+func (c *check) address(channel msg.Channel) (string, bool) {
 	switch to := c.r.To.(type) {
 	case string:
 		return to, strings.TrimSpace(to) != ""
 	case map[string]any:
-		address, ok := to[channel].(string)
-		if _, given := to[channel]; !given || (ok && strings.TrimSpace(address) == "") {
-			c.fault("to."+channel, CodeRequired, "must name the receiver on this channel")
-			return "", false
+		given, ok := to[channel.String()]
+		address, isText := given.(string)
+		switch {
+		case isText && strings.TrimSpace(address) != "":
+			return address, true
+		case ok && !isText: // named as a fault already
+		case len(to) > 0 && len(c.r.Channels) > 1 && !ok:
+			c.m.Skipped = append(c.m.Skipped, store.SkippedTask{Channel: channel, Reason: "the request has no address for this channel"})
+		default:
+			c.fault("to."+channel.String(), CodeRequired, "must name the receiver on this channel")
 		}
-		return address, ok
 	}
 	return "", false
 }
@@ -214,10 +334,17 @@ func (c *check) receiver(channel msg.Channel, address string) {
 		c.fault(field, CodeInvalid, "%v", err)
 		return
 	}
-	c.m.Tasks = append(c.m.Tasks, store.NewTask{Channel: channel, Receiver: receiver})
+	task := store.NewTask{Channel: channel, Receiver: receiver, AttemptLimit: c.Policies.For(c.m.Category, channel).Attempts()}
+	if v := c.versions[channel]; v != nil {
+		task.TemplateVersion = v.Version
+	}
+	c.m.Tasks = append(c.m.Tasks, task)
 }
 
-func (c *check) content() {
+func (c *check) content() error {
+	if c.r.TemplateID != "" {
+		return c.filled()
+	}
 	r := c.r
 	if n := utf8.RuneCountInString(r.Subject); n > MaxSubject {
 		c.fault("subject", CodeTooLong, "has %d characters, at most %d fit into a header", n, MaxSubject)
@@ -226,10 +353,11 @@ func (c *check) content() {
 		c.fault("subject", CodeInvalid, "has a line break or another control character at byte %d", i)
 	}
 	mail := slices.Contains(r.Channels, msg.Email.String())
+	others := slices.ContainsFunc(r.Channels, func(name string) bool { return name != msg.Email.String() })
 	switch {
 	case r.Text == "" && r.HTML == "":
 		c.fault("text", CodeRequired, "must say something")
-	case r.Text == "" && !mail:
+	case r.Text == "" && others:
 		c.fault("text", CodeRequired, "must say something: html is for e-mail only")
 	}
 	if mail && strings.TrimSpace(r.Subject) == "" {
@@ -240,6 +368,83 @@ func (c *check) content() {
 		c.fault("text", CodeInvalid, "%v", err)
 	}
 	c.m.Content = content
+	for _, t := range c.m.Tasks {
+		c.rendered = append(c.rendered, Rendered{t.Channel, t.Receiver, render.Filled{Subject: r.Subject, Text: r.Text, HTML: r.HTML}})
+	}
+	return nil
+}
+
+// filled renders the template on every channel, to prove that nothing is missing. The result is thrown away: the version and
+// the variables are stored, so that a later version changes no accepted message.
+func (c *check) filled() error {
+	mail := slices.Contains(c.r.Channels, msg.Email.String())
+	if files := c.attachments(mail); len(files) > 0 {
+		content, err := marshal(store.Content{Attachments: files})
+		if err != nil {
+			return err
+		}
+		c.m.Content = content
+	}
+	if depth(c.r.Params) > maxDepth {
+		c.fault("params", CodeInvalid, "are nested more than %d deep, which is what JSON columns hold", maxDepth)
+		return nil
+	}
+	if c.r.Params != nil {
+		params, err := marshal(c.r.Params)
+		if err != nil {
+			c.fault("params", CodeInvalid, "%v", err)
+			return nil
+		}
+		c.m.Params = params
+	}
+	variables, err := render.Variables(c.m.Params)
+	if err != nil {
+		return nil // it is no object, and named as that
+	}
+	missing := map[string]bool{}
+	for _, t := range c.m.Tasks {
+		if c.versions[t.Channel] == nil {
+			continue
+		}
+		filled, err := c.versions[t.Channel].Render(variables)
+		var absent *render.MissingError
+		switch {
+		case errors.As(err, &absent):
+			for _, name := range absent.Names {
+				missing[name] = true
+			}
+		case err != nil:
+			c.fault("params", CodeInvalid, "on %s %v", t.Channel, err)
+		case t.Channel == msg.Email && strings.TrimSpace(filled.Subject) == "":
+			c.fault("params", CodeInvalid, "leave the subject of the e-mail empty")
+		case strings.TrimSpace(filled.Text) == "" && strings.TrimSpace(filled.HTML) == "":
+			c.fault("params", CodeInvalid, "leave nothing to say on %s", t.Channel)
+		}
+		c.rendered = append(c.rendered, Rendered{t.Channel, t.Receiver, filled})
+	}
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		c.problems = append(c.problems, Missing(name))
+	}
+	return nil
+}
+
+// maxDepth is a little less than the nesting that MariaDB takes for valid JSON (32).
+const maxDepth = 30
+
+func depth(v any) (most int) {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, item := range v {
+			most = max(most, depth(item))
+		}
+	case []any:
+		for _, item := range v {
+			most = max(most, depth(item))
+		}
+	default:
+		return 0
+	}
+	return most + 1
 }
 
 // Limits of what becomes a header of a mail's part, in bytes: encoded as a parameter, a name takes three times as much, twice
@@ -290,12 +495,12 @@ func plainType(text string) string {
 
 func isControl(r rune) bool { return r < 0x20 || r == 0x7f || (r >= 0x80 && r < 0xa0) }
 
-func (c *check) expiry() {
+func (c *check) expiry() error {
 	now := c.Now()
 	c.m.Expire = now.Add(c.Policies[c.m.Category].Expiry)
 	if c.r.TTL != "" && c.r.ExpireTime != nil {
 		c.fault("ttl", CodeInvalid, "and expire_time exclude each other")
-		return
+		return nil
 	}
 	if c.r.TTL != "" {
 		ttl, err := time.ParseDuration(c.r.TTL)
@@ -319,11 +524,12 @@ func (c *check) expiry() {
 		}
 		c.m.Expire = at
 	}
+	return nil
 }
 
 var errTime = errors.New("must be RFC 3339 with an offset, such as 2026-12-31T09:00:00+08:00, or Unix milliseconds")
 
-// ParseTime reads an instant of a request: RFC 3339 text, or a number of Unix milliseconds.
+// ParseTime reads an instant of a request: RFC 3339 text, or a json.Number of Unix milliseconds.
 func ParseTime(v any) (time.Time, error) {
 	switch v := v.(type) {
 	case string:
@@ -332,11 +538,12 @@ func ParseTime(v any) (time.Time, error) {
 			return t, errTime
 		}
 		return t.UTC(), nil
-	case float64:
-		if v != float64(int64(v)) || v < 0 || v > 1<<53 {
+	case json.Number:
+		ms, err := strconv.ParseInt(string(v), 10, 64)
+		if err != nil || ms < 0 || ms > 1<<53 {
 			return time.Time{}, errTime
 		}
-		return time.UnixMilli(int64(v)).UTC(), nil
+		return time.UnixMilli(ms).UTC(), nil
 	}
 	return time.Time{}, errTime
 }

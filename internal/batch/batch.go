@@ -13,6 +13,7 @@ type Batcher[T any] struct {
 	size    func(T) int
 	flush   func([]T)
 	in      chan T
+	full    chan struct{} // a whole batch waits
 	wg      sync.WaitGroup
 	closing chan struct{}
 	once    sync.Once
@@ -23,6 +24,7 @@ type Limits struct {
 	Items     int // most items of a batch
 	Bytes     int // most bytes of a batch; a bigger item goes alone
 	Parallel  int // flushes that may run at the same time
+	Helpers   int // flushes that may run besides those, but only of whole batches: small ones cost more each
 	QueueSize int // items that may wait; Add blocks beyond it
 }
 
@@ -31,10 +33,13 @@ type Limits struct {
 func New[T any](limits Limits, size func(T) int, flush func([]T)) *Batcher[T] {
 	b := &Batcher[T]{
 		limits: limits, size: size, flush: flush,
-		in: make(chan T, limits.QueueSize), closing: make(chan struct{}),
+		in: make(chan T, limits.QueueSize), full: make(chan struct{}, max(limits.Helpers, 1)), closing: make(chan struct{}),
 	}
 	for range limits.Parallel {
 		b.wg.Go(b.run)
+	}
+	for range limits.Helpers {
+		b.wg.Go(b.help)
 	}
 	return b
 }
@@ -49,6 +54,12 @@ func (b *Batcher[T]) Add(ctx context.Context, item T) bool {
 	}
 	select {
 	case b.in <- item:
+		if len(b.in) >= b.limits.Items {
+			select {
+			case b.full <- struct{}{}:
+			default:
+			}
+		}
 		return true
 	case <-ctx.Done():
 		return false
@@ -87,6 +98,28 @@ func (b *Batcher[T]) run() {
 		var items []T
 		items, held = b.gather(first)
 		b.flush(items)
+	}
+}
+
+// help flushes whole batches that wait while the others are busy.
+func (b *Batcher[T]) help() {
+	for {
+		select {
+		case <-b.full:
+		case <-b.closing:
+			return
+		}
+		for len(b.in) >= b.limits.Items {
+			select {
+			case first := <-b.in:
+				items, left := b.gather(first)
+				b.flush(items)
+				if left != nil {
+					b.flush([]T{*left})
+				}
+			default:
+			}
+		}
 	}
 }
 

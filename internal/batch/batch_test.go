@@ -89,3 +89,32 @@ func TestFullQueueHonoursContext(t *testing.T) {
 	close(release)
 	b.Close()
 }
+
+// A helper flushes whole batches while the flush before is held, and leaves small ones alone.
+func TestHelper(t *testing.T) {
+	t.Parallel()
+	release, started := make(chan struct{}), make(chan struct{}, 1)
+	helped := make(chan []int, 10)
+	b := New(Limits{Items: 3, Bytes: 100, Parallel: 1, Helpers: 1, QueueSize: 10}, func(int) int { return 1 }, func(items []int) {
+		if items[0] == 1 {
+			started <- struct{}{}
+			<-release
+			return
+		}
+		helped <- slices.Clone(items)
+	})
+	ctx := context.Background()
+	b.Add(ctx, 1)
+	<-started
+	for i := 2; i <= 5; i++ {
+		b.Add(ctx, i)
+	}
+	if got := <-helped; !slices.Equal(got, []int{2, 3, 4}) {
+		t.Fatalf("helped with %v", got)
+	}
+	close(release)
+	b.Close()
+	if got := <-helped; !slices.Equal(got, []int{5}) {
+		t.Fatalf("then %v", got)
+	}
+}

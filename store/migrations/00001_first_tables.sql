@@ -171,13 +171,13 @@ CREATE TABLE IF NOT EXISTS t_msg_attempt (
 
 CREATE TABLE IF NOT EXISTS t_idempotency (
   source_id        VARCHAR(64)       NOT NULL COMMENT 'the caller',
-  request_hash     BINARY(32)        NOT NULL COMMENT 'SHA-256 of the request_id, or the msg_id where there is none',
+  request_hash     BINARY(32)        NOT NULL COMMENT 'SHA-256 of the request_id',
   msg_id           BIGINT UNSIGNED   NOT NULL COMMENT 'the message that the key stands for',
   body_hash        BINARY(32)        NOT NULL COMMENT 'SHA-256 of the decoded request: the same key with another body is a conflict',
   expire_time      DATETIME(3)       NOT NULL COMMENT 'the key may be forgotten after this instant (UTC)',
   PRIMARY KEY (source_id, request_hash),
   KEY idx_expire (expire_time)
-) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='one row a message: its key, written in the transaction that accepts it';
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='one row for every message that came with a request_id, written in the transaction that accepts it';
 
 CREATE TABLE IF NOT EXISTS t_node (
   node             SMALLINT UNSIGNED NOT NULL COMMENT 'the number inside message ids, 0 to 1023',
