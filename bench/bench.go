@@ -87,7 +87,7 @@ var scenarios = []scenario{
 	{"burn-down", "a backlog that is there before the engine starts", 500_000, one((*rig).burnDown)},
 	{"latency", "POSTs at a fixed pace, 1,000/s and 25, 50, 75 % of full speed, from the intended time to the provider", 20_000, (*rig).latency},
 	{"snapshot", "claimed, while somebody holds a snapshot from before all of it, against the same without", 500_000, one((*rig).snapshot)},
-	{"snapshot-off", "the same with hand-off", 500_000, handedOff((*rig).snapshot)},
+	{"snapshot-handed-off", "the same with hand-off", 500_000, handedOff((*rig).snapshot)},
 	{"backlog", "a backlog of which little is sent: memory, and the time that a claim takes", 1_000_000, one((*rig).backlog)},
 	{"idle", "nothing to do for 20 seconds", 0, one((*rig).idle)},
 	{"neighbour", "end to end, while another channel's provider hangs on every send; and without, three times in turn", 50_000, one((*rig).neighbour)},

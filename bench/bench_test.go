@@ -13,7 +13,7 @@ import (
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	names := []string{"post-1", "post-64", "claimed", "handed-off", "burn-down", "latency", "snapshot-off", "limits"}
+	names := []string{"post-1", "post-64", "claimed", "handed-off", "burn-down", "latency", "snapshot-handed-off", "limits"}
 	err := Run(context.Background(), Options{
 		Scenarios: names, Messages: 1000, Payload: 50, JSON: true, Out: &out, Progress: io.Discard, Log: slog.New(slog.DiscardHandler),
 	})
@@ -31,7 +31,7 @@ func TestScenarios(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	for _, name := range []string{"post-1", "claimed", "latency-75", "snapshot-off", "limits-fsync", "limits-insert-delete"} {
+	for _, name := range []string{"post-1", "claimed", "latency-75", "snapshot-handed-off", "limits-fsync", "limits-insert-delete"} {
 		if _, ok := seen[name]; !ok {
 			t.Errorf("no result for %s", name)
 		}

@@ -24,7 +24,7 @@ func (e *Engine) scout(ctx context.Context) {
 		if e.databaseOut.Swap(false) || !answered {
 			recoverFrom = time.Now().Add(lease)
 		}
-		// A survey walks the entries that an old snapshot keeps, too: it takes no more than a twentieth of the time.
+		// A survey walks the entries that an old snapshot keeps, too: it takes no more than a fiftieth of the time.
 		select {
 		case <-time.After(max(e.cfg.Survey, restAfter(took))):
 		case <-ctx.Done():

@@ -391,3 +391,60 @@ func TestClaimLeavesWhatChangedSinceTheLook(t *testing.T) {
 		t.Fatal("an attempt got lost")
 	}
 }
+
+// The checkpoint bounds what a look reads only if the index is read by range: by reference, everything before it is passed by
+// one by one, which under an old snapshot are all entries ever made.
+func TestLookReadsARange(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	var mu sync.Mutex
+	var look string
+	s := testdb.Open(t, store.Config{DSN: dsn, Observe: func(statement string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.Contains(statement, "tidings:look */") {
+			look = statement
+		}
+	}})
+	for range 4 {
+		fill(t, s, 500)
+	}
+	db := raw(t, dsn)
+	run(t, db, "UPDATE t_msg_queue_middle SET next_time = next_time - INTERVAL 1 HOUR WHERE msg_id > 0 ORDER BY msg_id LIMIT 1000")
+	run(t, db, "ANALYZE TABLE t_msg_queue_middle")
+	if _, err := s.Claim(context.Background(), msg.Middle, msg.Log, 100, s.Now().Add(-time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	var plan struct{ kind, key, length string }
+	rows, err := db.Query("EXPLAIN "+look, msg.Log, s.Now().Add(-2*time.Hour), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	columns, err := rows.Columns()
+	if err != nil || !rows.Next() {
+		t.Fatal(err)
+	}
+	values, into := make([]sql.NullString, len(columns)), make([]any, len(columns))
+	for i := range values {
+		into[i] = &values[i]
+	}
+	if err := rows.Scan(into...); err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range columns {
+		switch name {
+		case "type":
+			plan.kind = values[i].String
+		case "key":
+			plan.key = values[i].String
+		case "key_len":
+			plan.length = values[i].String
+		}
+	}
+	if plan != (struct{ kind, key, length string }{"range", "idx_ready", "9"}) {
+		t.Fatalf("%+v", plan)
+	}
+}

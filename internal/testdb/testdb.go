@@ -64,7 +64,11 @@ func Open(t testing.TB, cfg store.Config) *store.Store {
 	if cfg.DSN == "" {
 		cfg.DSN = New(t)
 	}
-	cfg.Observe = Observe
+	if also := cfg.Observe; also == nil {
+		cfg.Observe = Observe
+	} else if all := Observe; all != nil {
+		cfg.Observe = func(statement string) { all(statement); also(statement) }
+	}
 	s, err := store.Open(context.Background(), cfg)
 	if err != nil {
 		t.Fatalf("open the store: %v", err)
