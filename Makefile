@@ -13,7 +13,7 @@ PEERS ?=
 # Seconds that each fuzz target runs.
 FUZZTIME ?= 10s
 
-.PHONY: run build test lint fuzz bench bench-peers setup-db setup-race setup-peers clean
+.PHONY: run build test lint fuzz docs bench bench-peers setup-db setup-race setup-peers clean
 
 ## run: serve with a private database and files below ./data
 run: build setup-db
@@ -37,7 +37,12 @@ lint: setup-go
 ## fuzz: every fuzz target for FUZZTIME
 fuzz: setup-go
 	go test ./server -run '^$$' -fuzz FuzzDecode -fuzztime $(FUZZTIME)
+	go test ./internal/render -run '^$$' -fuzz FuzzRender -fuzztime $(FUZZTIME)
 	go test ./sender -run '^$$' -fuzz FuzzHeader -fuzztime $(FUZZTIME)
+
+## docs: docs/errors.md, from the code's own table
+docs: setup-go setup-db
+	UPDATE_DOCS=1 go test ./server -run TestErrorCodes
 
 ## bench: measure this machine; see docs/benchmarks.md
 bench: build setup-db

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tidings/server"
+	"tidings/internal/admit"
 	"tidings/store"
 )
 
@@ -81,8 +81,8 @@ func createKey(ctx context.Context, st *store.Store, out, notes io.Writer, sourc
 	if role != "" && role != store.RoleSender && role != store.RoleAdmin {
 		return errors.New("--role must be sender or admin")
 	}
-	if !server.ValidName(source) {
-		return errors.New("a source " + server.NameRule)
+	if !admit.ValidName(source) {
+		return errors.New("a source " + admit.NameRule)
 	}
 	sources, err := st.Sources(ctx)
 	if err != nil {

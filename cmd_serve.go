@@ -93,10 +93,15 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		defer cancel()
 		engine.Stop(stop)
 	}()
+	limits, err := frequencies(cfg)
+	if err != nil {
+		return err
+	}
 	api := server.New(server.Config{
 		Store: st, Version: version, Log: log, Review: cfg.Templates.Review,
 		Admit: &admit.Admitter{
 			Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now, Templates: templates.Usable,
+			Frequency: limits.limits, Region: cfg.Phone.Region,
 		},
 	})
 	return listen(ctx, api, listener, log)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/go-viper/mapstructure/v2"
+	"github.com/nyaruka/phonenumbers"
 	"github.com/spf13/viper"
 
 	"tidings/internal/msg"
@@ -46,6 +47,13 @@ type Config struct {
 		Key     string `mapstructure:"key"`
 		KeyFile string `mapstructure:"key_file"`
 	} `mapstructure:"client"`
+	// Frequency: category, channel or all → limits such as "1/1m, 5/24h".
+	Frequency map[string]map[string]string `mapstructure:"frequency"`
+	// FrequencySources: the same for single sources.
+	FrequencySources map[string]map[string]map[string]string `mapstructure:"frequency_sources"`
+	Phone            struct {
+		Region string `mapstructure:"region"`
+	} `mapstructure:"phone"`
 	Shutdown struct {
 		Grace time.Duration `mapstructure:"grace"`
 	} `mapstructure:"shutdown"`
@@ -72,6 +80,10 @@ var defaults = map[string]any{
 	"queue.send_timeout":         30 * time.Second,
 	"queue.settle_budget":        10 * time.Second,
 	"idempotency.ttl":            24 * time.Hour,
+	"frequency.verification.all": "1/1m",
+	"frequency.notification.all": "",
+	"frequency.marketing.all":    "5/24h",
+	"phone.region":               "CN",
 	"templates.review":           false,
 	"client.key":                 "",
 	"client.key_file":            "",
@@ -186,6 +198,12 @@ func (c *Config) check() error {
 		if kind, _ := settings["type"].(string); !slices.Contains(sender.Types(), kind) {
 			fault("providers."+name+".type", "must be one of %s", strings.Join(sender.Types(), ", "))
 		}
+	}
+	if _, err := frequencies(c); err != nil {
+		errs = append(errs, err)
+	}
+	if !phonenumbers.GetSupportedRegions()[c.Phone.Region] {
+		fault("phone.region", "must be a region of two letters, such as CN")
 	}
 	for name, channel := range c.Channels {
 		c.checkChannel(name, channel, fault)

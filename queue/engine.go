@@ -153,6 +153,9 @@ func (e *Engine) upkeep(ctx context.Context) {
 		} else if n > 0 {
 			e.log.Debug("forgot old keys", "keys", n)
 		}
+		if _, err := e.store.PurgeCounts(ctx); err != nil && ctx.Err() == nil {
+			e.log.Warn("cannot forget old counts of limits", "err", err)
+		}
 		select {
 		case <-every.C:
 		case <-ctx.Done():

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -31,6 +32,8 @@ var (
 	notReviewed     = failure{admit.CodeNotReviewed, http.StatusUnprocessableEntity, "No version of the template has passed the review."}
 	unauthorized    = failure{"unauthorized", http.StatusUnauthorized, "Name a valid key of a source that is enabled: Authorization: Bearer tidings_…"}
 	forbidden       = failure{"forbidden", http.StatusForbidden, "Only a source with the role admin may do this."}
+	overQuota       = failure{"quota_exceeded", http.StatusTooManyRequests, "A quota is used up; limit says which, Retry-After until when. Nothing was charged."}
+	overFrequency   = failure{"frequency_exceeded", http.StatusTooManyRequests, "The receiver has heard enough of this category for now; limit says how much that is, Retry-After until when. Nothing was charged."}
 	keyConflict     = failure{"idempotency_conflict", http.StatusConflict, "The request_id was used for another message."}
 	exists          = failure{"already_exists", http.StatusConflict, "There is one of that name already."}
 	keysFull        = failure{"too_many_keys", http.StatusConflict, "The source has two valid keys; revoke one first."}
@@ -50,7 +53,7 @@ var (
 // failures is the table, for the documentation.
 var failures = []failure{
 	invalidJSON, unauthorized, forbidden, crossOrigin, foreignHost, notFound, wrongMethod, bodyTimeout, keyConflict, exists, keysFull, notWaiting,
-	bodyTooLarge, wrongType, invalidRequest, notConfigured, missing, notReviewed, internalFailure, unavailable, busy,
+	bodyTooLarge, wrongType, invalidRequest, notConfigured, missing, notReviewed, overQuota, overFrequency, internalFailure, unavailable, busy,
 }
 
 // fieldCodes are the codes of single fields, in an answer's errors.
@@ -88,7 +91,17 @@ type APIError struct {
 	Code   string          `json:"code" doc:"A stable name for the problem."`
 	Detail string          `json:"detail" doc:"What is wrong, in words."`
 	Errors []admit.Problem `json:"errors,omitempty" doc:"Every faulty field."`
+	Limit  *Limit          `json:"limit,omitempty" doc:"The limit that is used up."`
 	retry  int             // seconds, for Retry-After; 0: no such header
+}
+
+// Limit is a limit that is used up.
+type Limit struct {
+	Kind         string `json:"kind" enum:"global,source,recipient" doc:"global: of all callers together; source: yours; recipient: what this receiver hears of you."`
+	Channel      string `json:"channel"`
+	Num          int    `json:"num" doc:"So many …"`
+	Unit         int64  `json:"unit" doc:"… in any span of so many milliseconds."`
+	RetryAfterMS int64  `json:"retry_after_ms" doc:"Until one more is allowed, unless others come first."`
 }
 
 func (p *APIError) Error() string { return p.Code + ": " + p.Detail }
@@ -102,6 +115,11 @@ func (p *APIError) ContentType(string) string { return "application/problem+json
 // GetHeaders is huma's question for headers of the answer.
 func (p *APIError) GetHeaders() http.Header {
 	switch {
+	case p.Limit != nil:
+		seconds := strconv.FormatInt((p.Limit.RetryAfterMS+999)/1000, 10)
+		return http.Header{
+			"Retry-After": {seconds}, "X-Ratelimit-Limit": {strconv.Itoa(p.Limit.Num)}, "X-Ratelimit-Remaining": {"0"}, "X-Ratelimit-Reset": {seconds},
+		}
 	case p.retry > 0:
 		return http.Header{"Retry-After": {strconv.Itoa(p.retry)}}
 	case p.Status == http.StatusUnauthorized:
@@ -133,11 +151,14 @@ func faulty(problems []admit.Problem) *APIError {
 // answer turns any error into a problem. What it does not recognise is logged, and told as "internal".
 func (s *Server) answer(ctx context.Context, err error) error {
 	var p *APIError
+	var limit *store.LimitError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &p):
 		return p
+	case errors.As(err, &limit):
+		return limited(limit)
 	case errors.Is(err, store.ErrConflict):
 		return keyConflict.problem()
 	case errors.Is(err, store.ErrNotFound):
@@ -159,6 +180,19 @@ func (s *Server) answer(ctx context.Context, err error) error {
 	}
 	s.cfg.Log.Error("request failed", "request_id", requestID(ctx), "err", err)
 	return internalFailure.problem()
+}
+
+// limited answers a request that a limit refuses.
+func limited(e *store.LimitError) *APIError {
+	p := overQuota.problem()
+	if e.Kind == store.KindRecipient {
+		p = overFrequency.problem()
+	}
+	p.Limit = &Limit{
+		Kind: e.Kind, Channel: e.Channel.String(), Num: e.Limit.Num, Unit: e.Limit.Unit.Milliseconds(),
+		RetryAfterMS: max(1, (e.Wait + time.Millisecond - 1).Milliseconds()),
+	}
+	return p
 }
 
 // humaProblem gives the errors that huma finds in parameters and bodies our form. It never repeats a value.
@@ -206,8 +240,9 @@ func init() {
 }
 
 // writeProblem answers outside huma's routes.
-func writeProblem(w http.ResponseWriter, f failure) {
-	p := f.problem()
+func writeProblem(w http.ResponseWriter, f failure) { writeAPIError(w, f.problem()) }
+
+func writeAPIError(w http.ResponseWriter, p *APIError) {
 	for name, values := range p.GetHeaders() {
 		w.Header()[name] = values
 	}

@@ -58,6 +58,7 @@ func New(cfg Config) *Server {
 	router.NotFound(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, notFound) })
 	router.MethodNotAllowed(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, wrongMethod) })
 	s.routes(humachi.New(router, s.apiConfig()))
+	router.Post("/api/messages/bulk", s.bulk)
 	router.Mount("/docs", docs())
 	s.handler = router
 	return s
@@ -95,6 +96,9 @@ func (s *Server) routes(api huma.API) {
 		OperationID: "list-messages", Method: http.MethodGet, Path: "/api/messages", Summary: "List messages, or find the one of a request_id",
 		Tags: []string{"messages"},
 	}, s.list)
+	s.batchRoutes(api)
+	s.bulkRoute(api)
+	s.quotaRoutes(api)
 	s.templateRoutes(api)
 	s.sourceRoutes(api)
 	huma.Register(api, huma.Operation{

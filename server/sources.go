@@ -73,8 +73,8 @@ func (s *Server) createSource(ctx context.Context, in *createSourceInput) (*sour
 	if err != nil {
 		return nil, err
 	}
-	if !ValidName(in.Body.SourceID) {
-		return nil, faulty([]admit.Problem{{Field: "source_id", Code: admit.CodeInvalid, Message: NameRule}})
+	if !admit.ValidName(in.Body.SourceID) {
+		return nil, faulty([]admit.Problem{{Field: "source_id", Code: admit.CodeInvalid, Message: admit.NameRule}})
 	}
 	if _, registered, err := s.cfg.Store.Caller(ctx, ""); !registered && err == nil && in.Body.Role != store.RoleAdmin {
 		return nil, faulty([]admit.Problem{{Field: "role", Code: admit.CodeInvalid, Message: "must be admin for the first source: from then on keys are asked for, and nobody else could administer"}})

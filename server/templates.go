@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -107,21 +106,13 @@ func (f *TemplateFields) apply(t *store.Template) {
 	}
 }
 
-var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
-
-// NameRule says in words what ValidName takes.
-const NameRule = "must begin with a letter or digit and have up to 64 letters, digits, dots, dashes and underscores"
-
-// ValidName tells whether a text may name a source or a template.
-func ValidName(name string) bool { return nameForm.MatchString(name) }
-
 // faults tells what is wrong with a template.
 func faults(t *store.Template) (problems []admit.Problem) {
 	fault := func(field, code, format string, args ...any) {
 		problems = append(problems, admit.Problem{Field: field, Code: code, Message: fmt.Sprintf(format, args...)})
 	}
-	if !ValidName(t.ID) {
-		fault("template_id", admit.CodeInvalid, NameRule)
+	if !admit.ValidName(t.ID) {
+		fault("template_id", admit.CodeInvalid, admit.NameRule)
 	}
 	for field, text := range map[string]string{"name": t.Name, "rel_template_id": t.RelTemplateID, "sign_name": t.SignName} {
 		if n := utf8.RuneCountInString(text); n > maxTemplateName {

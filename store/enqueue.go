@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 	"tidings/internal/batch"
 	"tidings/internal/id"
 	"tidings/internal/msg"
+	"tidings/internal/window"
 )
 
 // Message is a request that has been checked, ready to be accepted. Its tasks share everything but channel and receiver.
@@ -42,6 +44,10 @@ type NewTask struct {
 	Receiver        string
 	AttemptLimit    int
 	TemplateVersion uint32
+	// Frequency bounds how often the recipient hears of the source in the message's category; Recipient is the receiver in a form
+	// that does not depend on how it is written.
+	Frequency []window.Limit
+	Recipient string
 }
 
 // SkippedTask is a task that ends with its message's acceptance: it is recorded as skipped, never queued.
@@ -248,6 +254,7 @@ const optimisticRounds = 3
 // on one key costs its neighbours no more. With handOff, tasks are given to free slots.
 func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 	batch = s.collapse(batch)
+	misses := 0
 	for round := 0; len(batch) > 0; round++ {
 		if round == optimisticRounds && len(batch) > 1 {
 			for _, p := range batch {
@@ -256,18 +263,15 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 			return
 		}
 		started := time.Now()
-		var offers map[place]*offer
-		for _, p := range batch {
-			clear(p.owners)
+		in := insertion{store: s, batch: batch, handOff: handOff, lock: misses >= casMisses}
+		err := in.run(ctx)
+		if batch = in.batch; len(batch) == 0 { // all were answered by their limits
+			return
 		}
-		if handOff {
-			offers = s.offer(batch)
-		}
-		err := s.insert(ctx, batch)
 		if err == nil {
-			s.handOver(offers, batch, started)
+			s.handOver(in.offers, batch, started)
 		} else {
-			s.withdraw(offers, batch, err)
+			s.withdraw(in.offers, batch, err)
 		}
 		switch {
 		case err == nil:
@@ -276,6 +280,9 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 				p.finish(Accepted{MsgID: p.id}, nil)
 			}
 			return
+		case isGuard(err) && misses < retries: // others charged the same limits meanwhile, or it took too long
+			misses++
+			round--
 		case isDuplicate(err) && round < retries:
 			batch = s.answerKnown(ctx, batch)
 		case isLost(err) && ctx.Err() == nil && round < retries: // perhaps committed: ask, then try again
@@ -350,22 +357,100 @@ const (
 	keyGroup         = "(?,?,?,?,UTC_TIMESTAMP(3) + INTERVAL ? SECOND)"
 	sqlInsertSkipped = "INSERT /* tidings:accept-skipped */ INTO t_msg_record (msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, " +
 		"template_id, status, attempt_limit, due_time, next_time, expire_time, last_error, create_time, modify_time, finish_time) VALUES "
-	sqlKeys = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
+	sqlInsertBatches    = "INSERT /* tidings:accept-batches */ INTO t_batch (source_id, batch_id, first_msg_id, last_msg_id, create_time) VALUES "
+	sqlInsertBatchesEnd = " ON DUPLICATE KEY UPDATE first_msg_id = LEAST(first_msg_id, VALUES(first_msg_id)), last_msg_id = GREATEST(last_msg_id, VALUES(last_msg_id))"
+	sqlKeys             = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
 )
 
-// insert writes keys and tasks in one transaction. Locks are taken in one order everywhere: keys by value, then the lanes'
-// tables from high to low, each by message id.
-func (s *Store) insert(ctx context.Context, batch []*pending) error {
-	return s.again(ctx, func() error {
-		var p packet
-		s.insertKeys(&p, batch)
-		now := s.Now().Truncate(time.Millisecond)
-		for _, lane := range msg.Lanes {
-			insertTasks(&p, lane, batch, now, s.cfg.Lease)
+// insertion is one try to accept a batch, in one transaction. Locks are taken in one order everywhere: keys by value, limits by
+// hash, then the lanes' tables from high to low, each by message id, the record, and campaigns by name.
+type insertion struct {
+	store   *Store
+	batch   []*pending // those that are not answered yet
+	handOff bool
+	lock    bool // the rows of limits are locked before they are read
+	offers  map[place]*offer
+	charge  *charge
+}
+
+func (in *insertion) run(ctx context.Context) error {
+	s := in.store
+	counted, shared := in.counted(ctx)
+	if shared {
+		s.limits.charging.Lock()
+		defer s.limits.charging.Unlock()
+	}
+	err := s.again(ctx, func() error {
+		if in.lock {
+			return s.runOn(ctx, func(ctx context.Context, q queryer) (*packet, error) { return in.packet(ctx, counted, q) })
 		}
-		insertSkipped(&p, batch, now)
-		return s.run(ctx, &p)
+		p, err := in.packet(ctx, counted, s.db)
+		if err != nil {
+			return errors.Join(errNotSent, err)
+		}
+		if len(in.batch) == 0 {
+			return nil
+		}
+		return s.run(ctx, p)
 	})
+	switch {
+	case !shared || in.charge == nil:
+	case err == nil:
+		s.limits.keep(in.charge)
+	default:
+		s.limits.forget()
+	}
+	return err
+}
+
+// counted tells what each message is counted against, and whether any of it is what many packets charge.
+func (in *insertion) counted(ctx context.Context) (counted map[*pending][]counter, shared bool) {
+	quotas := in.store.currentQuotas(ctx)
+	for _, p := range in.batch {
+		counters := in.store.counters(quotas, p)
+		if len(counters) == 0 {
+			continue
+		}
+		if counted == nil {
+			counted = map[*pending][]counter{}
+		}
+		counted[p] = counters
+		shared = shared || slices.ContainsFunc(counters, func(c counter) bool { return c.kind != KindRecipient })
+	}
+	return counted, shared
+}
+
+// packet makes the transaction's statements. It answers the messages that their limits do not allow.
+func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter, q queryer) (*packet, error) {
+	s := in.store
+	for _, o := range in.offers { // of the try before
+		o.Release()
+	}
+	in.offers = nil
+	if len(counted) > 0 {
+		var err error
+		if in.batch, in.charge, err = s.charged(ctx, in.batch, counted, q, in.lock); err != nil || len(in.batch) == 0 {
+			return nil, err
+		}
+	}
+	for _, p := range in.batch {
+		clear(p.owners)
+	}
+	if in.handOff {
+		in.offers = s.offer(in.batch)
+	}
+	var p packet
+	s.insertKeys(&p, in.batch)
+	if in.charge != nil {
+		in.charge.add(&p, in.lock)
+	}
+	now := s.Now().Truncate(time.Millisecond)
+	for _, lane := range msg.Lanes {
+		insertTasks(&p, lane, in.batch, now, s.cfg.Lease)
+	}
+	insertSkipped(&p, in.batch, now)
+	insertBatches(&p, in.batch)
+	return &p, nil
 }
 
 func (s *Store) insertKeys(p *packet, batch []*pending) {
@@ -468,6 +553,35 @@ func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, leas
 	p.add(b.String(), args...)
 }
 
+// insertBatches notes between which ids the messages of campaigns lie.
+func insertBatches(p *packet, batch []*pending) {
+	type span struct{ first, last uint64 }
+	spans := map[[2]string]span{}
+	for _, m := range batch {
+		if m.BatchID == "" {
+			continue
+		}
+		k := [2]string{m.SourceID, m.BatchID}
+		sp, ok := spans[k]
+		if !ok {
+			sp = span{m.id, m.id}
+		}
+		spans[k] = span{min(sp.first, m.id), max(sp.last, m.id)}
+	}
+	if len(spans) == 0 {
+		return
+	}
+	args := make([]any, 0, 5*len(spans))
+	for _, k := range slices.SortedFunc(maps.Keys(spans), func(a, b [2]string) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) }) {
+		args = append(args, k[0], k[1], spans[k].first, spans[k].last)
+	}
+	var b strings.Builder
+	b.WriteString(sqlInsertBatches)
+	values(&b, "(?,?,?,?,UTC_TIMESTAMP(3))", len(spans))
+	b.WriteString(sqlInsertBatchesEnd)
+	p.add(b.String(), args...)
+}
+
 // insertSkipped records the tasks that are not to be sent.
 func insertSkipped(p *packet, batch []*pending, now time.Time) {
 	args, rows := []any{}, 0
@@ -517,17 +631,14 @@ func (s *Store) answerKnown(ctx context.Context, batch []*pending) []*pending {
 			continue
 		}
 		first, ok := known[keyName{p.SourceID, p.key}]
-		switch {
-		case !ok:
+		if !ok {
 			rest = append(rest, p)
-		case first.msgID == p.id:
-			s.wake([]*pending{p})
-			p.finish(Accepted{MsgID: p.id}, nil)
-		case first.bodyHash != p.BodyHash:
-			p.finish(Accepted{}, ErrConflict)
-		default:
-			p.finish(Accepted{MsgID: first.msgID, Duplicate: true}, nil)
+			continue
 		}
+		if first.msgID == p.id {
+			s.wake([]*pending{p})
+		}
+		p.answerWith(first)
 	}
 	return rest
 }
@@ -597,6 +708,18 @@ func (s *Store) stored(ctx context.Context, batch []*pending) (map[uint64]bool, 
 		found[messages[i].MsgID] = true
 	}
 	return found, err
+}
+
+// answerWith answers a message whose key is known.
+func (p *pending) answerWith(first keyRow) {
+	switch {
+	case first.msgID == p.id: // our own earlier commit
+		p.finish(Accepted{MsgID: p.id}, nil)
+	case first.bodyHash != p.BodyHash:
+		p.finish(Accepted{}, ErrConflict)
+	default:
+		p.finish(Accepted{MsgID: first.msgID, Duplicate: true}, nil)
+	}
 }
 
 type keyName struct {

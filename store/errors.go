@@ -39,6 +39,7 @@ const (
 	erSnapshot           = 1020 // MariaDB 11.6+: the row changed since the transaction's snapshot
 	erDiskFull           = 1021
 	erTableFull          = 1114
+	erSeveralRows        = 1242 // a packet's guard
 )
 
 func number(err error) uint16 {
@@ -48,6 +49,9 @@ func number(err error) uint16 {
 	}
 	return 0
 }
+
+// isGuard tells whether a packet failed by its own guard: what it was made of has changed.
+func isGuard(err error) bool { return number(err) == erSeveralRows }
 
 func isDuplicate(err error) bool { return number(err) == erDuplicateKey }
 

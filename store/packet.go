@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"strings"
@@ -43,18 +44,48 @@ const rollbackTime = 2 * time.Second
 
 // run sends a packet's statements as one transaction. An error says that nothing was written, unless isLost: then nobody
 // knows.
-func (s *Store) run(ctx context.Context, p *packet) (err error) {
+func (s *Store) run(ctx context.Context, p *packet) error {
+	return s.onPacketConn(ctx, func(conn *sql.Conn) error {
+		_, err := conn.ExecContext(ctx, "BEGIN; "+s.text(p)+"; COMMIT", p.args...)
+		return err
+	})
+}
+
+// runOn is run for a packet that is made by reads inside its transaction. No packet: the transaction ends with them.
+func (s *Store) runOn(ctx context.Context, make func(context.Context, queryer) (*packet, error)) error {
+	return s.onPacketConn(ctx, func(conn *sql.Conn) error {
+		if _, err := conn.ExecContext(ctx, "BEGIN /* tidings:packet-begin */"); err != nil {
+			return errors.Join(errNotSent, err)
+		}
+		p, err := make(ctx, conn)
+		if err != nil {
+			return errors.Join(errNotSent, err)
+		}
+		if p == nil {
+			_, err = conn.ExecContext(ctx, "ROLLBACK /* tidings:packet-rollback */")
+			return err
+		}
+		_, err = conn.ExecContext(ctx, s.text(p)+"; COMMIT", p.args...)
+		return err
+	})
+}
+
+func (s *Store) text(p *packet) string {
+	statements := p.statements
+	if s.sabotage != nil {
+		statements = s.sabotage(statements)
+	}
+	return strings.Join(statements, "; ")
+}
+
+// onPacketConn runs a transaction on a held connection, and leaves none open there when it fails.
+func (s *Store) onPacketConn(ctx context.Context, do func(*sql.Conn) error) (err error) {
 	conn, err := s.packets.Conn(ctx)
 	if err != nil {
 		return errors.Join(errNotSent, err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	statements := p.statements
-	if s.sabotage != nil {
-		statements = s.sabotage(statements)
-	}
-	text := "BEGIN; " + strings.Join(statements, "; ") + "; COMMIT"
-	if _, err := conn.ExecContext(ctx, text, p.args...); err != nil {
+	if err := do(conn); err != nil {
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
 		defer cancel()
 		if _, failed := conn.ExecContext(back, "ROLLBACK /* tidings:packet-rollback */"); failed != nil {

@@ -4,15 +4,27 @@ import "context"
 
 const (
 	sqlPurgeKeys = "DELETE /* tidings:purge-keys */ FROM t_idempotency WHERE expire_time < UTC_TIMESTAMP(3) ORDER BY expire_time LIMIT ?"
-	purgeRows    = 1000
+	// A second later than need be: a packet under way may be about to change the row.
+	sqlPurgeCounts = "DELETE /* tidings:purge-counts */ FROM t_limit_count WHERE expire_time < UTC_TIMESTAMP(3) - INTERVAL 1 SECOND ORDER BY expire_time LIMIT ?"
+	purgeRows      = 1000
 )
 
-// PurgeKeys forgets keys whose time is over, in batches small enough that nobody waits for their locks, and tells how many.
+// PurgeKeys forgets keys whose time is over, and tells how many.
 func (s *Store) PurgeKeys(ctx context.Context) (purged int64, err error) {
+	return s.purge(ctx, sqlPurgeKeys)
+}
+
+// PurgeCounts forgets what limits no longer need to know, and tells how much.
+func (s *Store) PurgeCounts(ctx context.Context) (purged int64, err error) {
+	return s.purge(ctx, sqlPurgeCounts)
+}
+
+// purge deletes in batches small enough that nobody waits for their locks.
+func (s *Store) purge(ctx context.Context, query string) (purged int64, err error) {
 	for {
 		var n int64
 		err := s.again(ctx, func() error {
-			res, err := s.db.ExecContext(ctx, sqlPurgeKeys, purgeRows)
+			res, err := s.db.ExecContext(ctx, query, purgeRows)
 			if err != nil {
 				return err
 			}

@@ -7,6 +7,7 @@ package store
 
 import (
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
@@ -61,6 +62,7 @@ type Store struct {
 	orphans                        orphanage
 	callers                        callers
 	templates                      templates
+	limits                         limiter
 	held                           sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
@@ -99,6 +101,13 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s.callers.fill(sources)
 	s.callers.loaded = time.Now()
+	quotas, err := s.Quotas(ctx)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read the quotas: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
+	}
+	s.limits.quotas.fill(quotas)
+	s.limits.quotas.loaded = time.Now()
+	s.limits.shared = map[[sha256.Size]byte]count{}
 	s.node.start(s)
 	s.startEnqueues()
 	return s, nil

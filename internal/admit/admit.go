@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"mime"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,12 +24,14 @@ import (
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/internal/render"
+	"tidings/internal/window"
 	"tidings/store"
 )
 
 // Request is a caller's wish, as JSON decodes it.
 type Request struct {
 	RequestID   string       `json:"request_id,omitempty" maxLength:"255" doc:"The caller's key for this message: sending it again gives the first answer. Same as the header Idempotency-Key."`
+	BatchID     string       `json:"batch_id,omitempty" maxLength:"64" doc:"The campaign that the message belongs to: GET /api/batches/{id} counts its tasks."`
 	Channels    []string     `json:"channels" maxItems:"9" doc:"The channels to send over. Each is a task of its own."`
 	To          any          `json:"to" doc:"The receiver: an address, or an object with an address for each channel. A channel that the object leaves out is skipped."`
 	Category    string       `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Names the policy for retries and expiry, and gives the default priority. Default: the template's, or notification."`
@@ -83,6 +86,10 @@ type Admitter struct {
 	Now        func() time.Time       // the database's time
 	// Templates finds the versions of a source's template that new messages get; the store's errors. nil: there are none.
 	Templates func(ctx context.Context, source, id string) (map[msg.Channel]*catalog.Version, error)
+	// Frequency, when set, tells how often a recipient may hear of a source in a category.
+	Frequency func(source string, category msg.Category, channel msg.Channel) []window.Limit
+	// Region is where phone numbers without a country code are from, such as CN.
+	Region string
 	// Receiver, when set, asks a channel's provider whether it can serve a receiver, and for the form to store.
 	Receiver func(msg.Channel, string) (string, error)
 }
@@ -111,12 +118,13 @@ type Rendered struct {
 // Check makes a message of a request, or tells everything that is wrong with it. An error says that the check itself failed:
 // the store's.
 func (a *Admitter) Check(ctx context.Context, source string, r *Request) (*Checked, error) {
-	c := check{Admitter: a, r: r, m: &store.Message{SourceID: source, RequestID: r.RequestID}}
+	c := check{Admitter: a, r: r, m: &store.Message{SourceID: source, RequestID: r.RequestID, BatchID: r.BatchID}}
 	for _, step := range []struct {
 		name string
 		do   func() error
 	}{
 		{"request_id", c.requestID},
+		{"batch_id", c.batchID},
 		{"template", func() error { return c.template(ctx) }},
 		{"category", c.category},
 		{"channels", c.channels},
@@ -158,6 +166,21 @@ func (c *check) requestID() error {
 	}
 	if !utf8.ValidString(c.r.RequestID) { // a header may hold any bytes
 		c.fault("request_id", CodeInvalid, "is not UTF-8")
+	}
+	return nil
+}
+
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// NameRule says in words what ValidName takes.
+const NameRule = "must begin with a letter or digit and have up to 64 letters, digits, dots, dashes and underscores"
+
+// ValidName tells whether a text may name a source, a template or a batch.
+func ValidName(name string) bool { return nameForm.MatchString(name) }
+
+func (c *check) batchID() error {
+	if c.r.BatchID != "" && !ValidName(c.r.BatchID) {
+		c.fault("batch_id", CodeInvalid, NameRule)
 	}
 	return nil
 }
@@ -322,7 +345,7 @@ func (c *check) address(channel msg.Channel) (string, bool) {
 }
 
 func (c *check) receiver(channel msg.Channel, address string) {
-	receiver, err := normalise(channel, address)
+	receiver, err := normalise(channel, address, c.Region)
 	if err == nil && c.Receiver != nil {
 		receiver, err = c.Receiver(channel, receiver)
 	}
@@ -337,6 +360,9 @@ func (c *check) receiver(channel msg.Channel, address string) {
 	task := store.NewTask{Channel: channel, Receiver: receiver, AttemptLimit: c.Policies.For(c.m.Category, channel).Attempts()}
 	if v := c.versions[channel]; v != nil {
 		task.TemplateVersion = v.Version
+	}
+	if c.Frequency != nil {
+		task.Frequency, task.Recipient = c.Frequency(c.m.SourceID, c.m.Category, channel), recipient(channel, receiver)
 	}
 	c.m.Tasks = append(c.m.Tasks, task)
 }
@@ -548,10 +574,11 @@ func ParseTime(v any) (time.Time, error) {
 	return time.Time{}, errTime
 }
 
-// bodyHash tells requests apart that came under the same key. The key itself does not count.
+// bodyHash tells requests apart that came under the same key. The key itself does not count, nor does the campaign: a file of
+// messages that is sent again gets another one where none is named.
 func bodyHash(r *Request) [sha256.Size]byte {
 	bare := *r
-	bare.RequestID = ""
+	bare.RequestID, bare.BatchID = "", ""
 	body, err := marshal(&bare)
 	if err != nil {
 		panic("admit: a decoded request does not encode: " + err.Error()) // strings, numbers and maps of them always do

@@ -7,7 +7,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/nyaruka/phonenumbers"
 	"golang.org/x/net/idna"
+	"golang.org/x/text/width"
 
 	"tidings/internal/msg"
 )
@@ -19,7 +21,7 @@ const (
 )
 
 // normalise checks an address for a channel and gives the form that is stored. Errors do not repeat the address.
-func normalise(channel msg.Channel, address string) (string, error) {
+func normalise(channel msg.Channel, address, region string) (string, error) {
 	address = strings.TrimSpace(address)
 	if n := utf8.RuneCountInString(address); n > MaxReceiver {
 		return "", fmt.Errorf("has %d characters, at most %d are kept", n, MaxReceiver)
@@ -27,10 +29,33 @@ func normalise(channel msg.Channel, address string) (string, error) {
 	if strings.ContainsFunc(address, isControl) {
 		return "", errors.New("has a line break or another control character")
 	}
-	if channel == msg.Email {
+	switch channel {
+	case msg.Email:
 		return mailAddress(address)
+	case msg.SMS:
+		return phoneNumber(address, region)
 	}
 	return address, nil
+}
+
+// phoneNumber gives a number in its international form (E.164), however it is written.
+func phoneNumber(text, region string) (string, error) {
+	number, err := phonenumbers.Parse(width.Narrow.String(text), region)
+	if err != nil || !phonenumbers.IsPossibleNumber(number) {
+		return "", errors.New("is not a phone number like +8613800000000")
+	}
+	return phonenumbers.Format(number, phonenumbers.E164), nil
+}
+
+// recipient is a stored receiver in a form that is the same however the address was written.
+func recipient(channel msg.Channel, receiver string) string {
+	if channel != msg.Email {
+		return receiver
+	}
+	if a, err := mail.ParseAddress(receiver); err == nil {
+		receiver = a.Address
+	}
+	return strings.ToLower(receiver)
 }
 
 // mailAddress takes `ann@example.com` and `Ann <ann@example.com>`. A domain in another script becomes its ASCII form.

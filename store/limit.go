@@ -1,0 +1,381 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"tidings/internal/msg"
+	"tidings/internal/window"
+)
+
+// ErrLimited says that a limit is used up: errors.As with *LimitError tells which, and until when.
+var ErrLimited = errors.New("a limit is used up")
+
+// LimitError is why a message is refused for now.
+type LimitError struct {
+	Kind    string // global, source or recipient
+	Channel msg.Channel
+	Limit   window.Limit
+	Wait    time.Duration // until one more is allowed
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%s limit of %d in %v on %s is used up", e.Kind, e.Limit.Num, e.Limit.Unit, e.Channel)
+}
+
+// Is makes it an ErrLimited.
+func (e *LimitError) Is(target error) bool { return target == ErrLimited }
+
+// The kinds of limits.
+const (
+	KindGlobal    = "global"
+	KindSource    = "source"
+	KindRecipient = "recipient"
+)
+
+// counter is something that is counted against a limit.
+type counter struct {
+	hash    [sha256.Size]byte
+	kind    string
+	source  string
+	channel msg.Channel
+	limit   window.Limit
+}
+
+func newCounter(kind, source string, channel msg.Channel, what string, limit window.Limit) counter {
+	c := counter{kind: kind, source: source, channel: channel, limit: limit}
+	c.hash = sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d\x00%s\x00%d", kind, source, channel, what, limit.Unit.Milliseconds()))
+	return c
+}
+
+// counters are what a message is counted against, one entry for each task.
+func (s *Store) counters(quotas *quotaSet, p *pending) (all []counter) {
+	for _, t := range p.Tasks {
+		for _, q := range quotas.byChannel[quotaKey{"", t.Channel}] {
+			all = append(all, newCounter(KindGlobal, "", t.Channel, "", q.limit()))
+		}
+		for _, q := range quotas.byChannel[quotaKey{p.SourceID, t.Channel}] {
+			all = append(all, newCounter(KindSource, p.SourceID, t.Channel, "", q.limit()))
+		}
+		for _, l := range t.Frequency {
+			all = append(all, newCounter(KindRecipient, p.SourceID, t.Channel, p.Category.String()+"\x00"+t.Recipient, l))
+		}
+	}
+	return all
+}
+
+// count is a counter's row.
+type count struct {
+	counter
+	window  window.Window
+	version uint64
+	used    bool
+}
+
+// next is the version that the row gets. A new row begins with the time, so that it is not taken for one that was purged.
+func (c *count) next(at time.Time) uint64 {
+	if c.version == 0 {
+		return uint64(at.UnixNano())
+	}
+	return c.version + 1
+}
+
+// charge is what the messages of a packet use up.
+type charge struct {
+	counts map[[sha256.Size]byte]*count
+	at     time.Time     // when the messages count as accepted
+	slack  time.Duration // how much later than now that is: the server makes sure that it is not later still
+}
+
+const (
+	sqlCounts = `SELECT /* tidings:limit-counts */ limit_hash, state, version FROM t_limit_count WHERE limit_hash IN (%s)`
+	// Each row is changed if its version is the one that was read, and left alone else: the number of changes tells.
+	sqlCharge    = `INSERT /* tidings:charge */ INTO t_limit_count (limit_hash, kind, source_id, channel, state, version, expire_time) VALUES `
+	sqlChargeEnd = ` ON DUPLICATE KEY UPDATE state = IF(version + 1 = VALUES(version), VALUES(state), state),
+		expire_time = IF(version + 1 = VALUES(version), VALUES(expire_time), expire_time), version = IF(version + 1 = VALUES(version), VALUES(version), version)`
+	// A statement that waited for a lock has an old idea of now. The messages must not count as accepted before they are.
+	sqlInTime = `SET /* tidings:charge-in-time */ @tidings_ok = IF(UTC_TIMESTAMP(3) <= ?, 1, (SELECT 1 UNION SELECT 2))`
+
+	mostSlack      = 100 * time.Millisecond
+	casMisses      = 3 // before the rows are locked
+	mostChargeRows = 200
+)
+
+// limiter keeps what this process knows of limits.
+type limiter struct {
+	// charging is held while a packet charges what many packets charge: in one process they need not race.
+	charging sync.Mutex
+	shared   map[[sha256.Size]byte]count // as this process wrote them last
+	quotas   quotas
+}
+
+// charged decides which messages of a batch their limits allow, answers the others, and notes what those use up. q reads the
+// counts: under locks where the connection's transaction is to keep them.
+func (s *Store) charged(ctx context.Context, batch []*pending, perMessage map[*pending][]counter, q queryer, lock bool) ([]*pending, *charge, error) {
+	ch, err := s.readCounts(ctx, perMessage, q, lock)
+	if err != nil {
+		return nil, nil, err
+	}
+	now := s.Now()
+	ch.at = now.Add(ch.slack)
+	var allowed []*pending
+	refused := map[*pending]*LimitError{}
+	for _, p := range batch {
+		if why := ch.take(perMessage[p], now); why != nil {
+			refused[p] = why
+		} else {
+			allowed = append(allowed, p)
+		}
+	}
+	if len(refused) == 0 {
+		return allowed, ch, nil
+	}
+	// A repetition costs nothing, so it is not refused either.
+	var asked []*pending
+	for p := range refused {
+		asked = append(asked, p)
+	}
+	known, err := s.keys(ctx, asked)
+	if err != nil {
+		return nil, nil, err
+	}
+	for p, why := range refused {
+		if first, ok := known[keyName{p.SourceID, p.key}]; ok {
+			p.answerWith(first)
+		} else {
+			p.finish(Accepted{}, why)
+		}
+	}
+	return allowed, ch, nil
+}
+
+type queryer interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+func (s *Store) readCounts(ctx context.Context, perMessage map[*pending][]counter, q queryer, lock bool) (*charge, error) {
+	ch := &charge{counts: map[[sha256.Size]byte]*count{}, slack: mostSlack}
+	var unread [][sha256.Size]byte
+	for _, counters := range perMessage {
+		for _, c := range counters {
+			if ch.counts[c.hash] != nil {
+				continue
+			}
+			ch.slack = min(ch.slack, max(c.limit.Unit/50, 2*time.Millisecond))
+			row := &count{counter: c}
+			if kept, ok := s.limits.kept(c); ok && !lock {
+				row.version = kept.version
+				row.window = kept.window.Clone()
+			} else {
+				unread = append(unread, c.hash)
+			}
+			ch.counts[c.hash] = row
+		}
+	}
+	slices.SortFunc(unread, func(a, b [sha256.Size]byte) int { return bytes.Compare(a[:], b[:]) })
+	for part := range slices.Chunk(unread, mostChargeRows) {
+		if err := readCountRows(ctx, q, ch, part, lock); err != nil {
+			return nil, err
+		}
+	}
+	return ch, nil
+}
+
+func readCountRows(ctx context.Context, q queryer, ch *charge, hashes [][sha256.Size]byte, lock bool) error {
+	var b strings.Builder
+	values(&b, "?", len(hashes))
+	query := fmt.Sprintf(sqlCounts, b.String())
+	if lock {
+		query += " ORDER BY limit_hash FOR UPDATE"
+	}
+	args := make([]any, len(hashes))
+	for i := range hashes {
+		args[i] = hashes[i][:]
+	}
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var (
+			hash, state []byte
+			version     uint64
+		)
+		if err := rows.Scan(&hash, &state, &version); err != nil {
+			return err
+		}
+		row := ch.counts[[sha256.Size]byte(hash)]
+		row.version = version
+		if row.window, err = window.Parse(state, row.limit); err != nil {
+			return fmt.Errorf("t_limit_count: %w", err)
+		}
+	}
+	return rows.Err()
+}
+
+// take counts a message against all its limits, or against none.
+func (ch *charge) take(counters []counter, now time.Time) *LimitError {
+	need := map[[sha256.Size]byte]int{}
+	for _, c := range counters {
+		need[c.hash]++
+	}
+	for _, c := range counters {
+		free, next := ch.counts[c.hash].window.Free(c.limit, now)
+		if free < need[c.hash] {
+			return &LimitError{Kind: c.kind, Channel: c.channel, Limit: c.limit, Wait: max(next.Sub(now), time.Millisecond)}
+		}
+	}
+	for hash, n := range need {
+		row := ch.counts[hash]
+		row.window.Add(row.limit, ch.at, n)
+		row.used = true
+	}
+	return nil
+}
+
+// add puts the charge into a packet.
+func (ch *charge) add(p *packet, locked bool) {
+	var rows []*count
+	for _, row := range ch.counts {
+		if row.used {
+			rows = append(rows, row)
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	slices.SortFunc(rows, func(a, b *count) int { return bytes.Compare(a.hash[:], b.hash[:]) })
+	changes, args := 0, make([]any, 0, 7*len(rows))
+	for _, row := range rows {
+		changes += 2 // which is how an update counts
+		if row.version == 0 {
+			changes--
+		}
+		args = append(args, row.hash[:], row.kind, row.source, row.channel, row.window.Bytes(row.limit), row.next(ch.at), row.window.Over(row.limit))
+	}
+	var b strings.Builder
+	b.WriteString(sqlCharge)
+	values(&b, "(?,?,?,?,?,?,?)", len(rows))
+	b.WriteString(sqlChargeEnd)
+	p.add(b.String(), args...)
+	p.expect(changes)
+	if !locked {
+		p.add(sqlInTime, ch.at)
+	}
+}
+
+// kept is what this process wrote last of a counter that many packets charge.
+func (l *limiter) kept(c counter) (count, bool) {
+	if c.kind == KindRecipient { // read anew each time, without charging
+		return count{}, false
+	}
+	row, ok := l.shared[c.hash]
+	return row, ok
+}
+
+// keep remembers what was written of counters that many packets charge; forget makes the next packet read them.
+func (l *limiter) keep(ch *charge) {
+	for hash, row := range ch.counts {
+		if row.used && row.kind != KindRecipient {
+			kept := *row
+			kept.version = row.next(ch.at)
+			l.shared[hash] = kept
+		}
+	}
+}
+
+func (l *limiter) forget() { clear(l.shared) }
+
+// Quota is a limit of a channel: of one source, or, without one, of all together.
+type Quota struct {
+	ID       uint64      `db:"id"`
+	SourceID string      `db:"source_id"`
+	Channel  msg.Channel `db:"channel"`
+	Num      int         `db:"num"`
+	UnitMS   int64       `db:"unit"`
+	Created  time.Time   `db:"create_time"`
+	Modified time.Time   `db:"modify_time"`
+}
+
+func (q *Quota) limit() window.Limit {
+	return window.Limit{Num: q.Num, Unit: time.Duration(q.UnitMS) * time.Millisecond}
+}
+
+func quotaTable(source string) string {
+	if source == "" {
+		return "t_global_quota"
+	}
+	return "t_source_quota"
+}
+
+// quotas is a copy of the tables that is at most a second old.
+type quotas struct {
+	mu      sync.Mutex
+	set     *quotaSet
+	loaded  time.Time
+	loading bool
+	changes int
+	seen    int
+}
+
+type quotaKey struct {
+	source  string
+	channel msg.Channel
+}
+
+type quotaSet struct{ byChannel map[quotaKey][]Quota }
+
+const (
+	sqlQuotas = `SELECT /* tidings:quotas */ id, '' AS source_id, channel, num, unit, create_time, modify_time FROM t_global_quota
+		UNION ALL SELECT id, source_id, channel, num, unit, create_time, modify_time FROM t_source_quota ORDER BY source_id, channel, unit`
+	quotasFresh = 500 * time.Millisecond
+)
+
+// Quotas lists all quotas: those of all callers together first.
+func (s *Store) Quotas(ctx context.Context) (list []Quota, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	err = s.db.SelectContext(ctx, &list, sqlQuotas)
+	return list, public(err)
+}
+
+// currentQuotas is what holds now. When the database does not answer, the last copy serves: what it limits cannot be accepted
+// then anyway.
+func (s *Store) currentQuotas(ctx context.Context) *quotaSet {
+	q := &s.limits.quotas
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := time.Now()
+	if (q.changes == q.seen && now.Sub(q.loaded) < quotasFresh) || q.loading {
+		return q.set
+	}
+	q.loading = true
+	changes := q.changes
+	q.mu.Unlock()
+	list, err := s.Quotas(context.WithoutCancel(ctx))
+	q.mu.Lock()
+	q.loading = false
+	q.loaded = now
+	if err == nil {
+		q.fill(list)
+		q.seen = changes
+	}
+	return q.set
+}
+
+func (q *quotas) fill(list []Quota) {
+	q.set = &quotaSet{map[quotaKey][]Quota{}}
+	for _, one := range list {
+		k := quotaKey{one.SourceID, one.Channel}
+		q.set.byChannel[k] = append(q.set.byChannel[k], one)
+	}
+}
