@@ -87,7 +87,7 @@ func isChannel(name string) bool {
 }
 
 // variables makes params of the flags.
-func variables(flags []string) (any, error) {
+func variables(flags []string) (admit.Raw, error) {
 	if len(flags) == 0 {
 		return nil, nil
 	}
@@ -106,7 +106,7 @@ func variables(flags []string) (any, error) {
 			params[raw] = json.RawMessage(text)
 		}
 	}
-	return params, nil
+	return json.Marshal(params)
 }
 
 // client speaks to the running server.

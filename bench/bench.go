@@ -82,6 +82,8 @@ var scenarios = []scenario{
 	{"post-8", "the same over 8 connections", 20_000, post(8)},
 	{"post-64", "the same over 64 connections", 60_000, post(64)},
 	{"post-256", "the same over 256 connections", 60_000, post(256)},
+	{"post-64-quota", "over 64 connections, with a quota of the caller and one of all", 60_000, handedOff((*rig).postQuota)},
+	{"bulk", "lines of NDJSON in one request, each with a request_id, sent and recorded meanwhile", 1_000_000, handedOff((*rig).bulk)},
 	{"claimed", "end to end: 4 producers in the process, batches of 500, claimed from the tables, sent and recorded", 100_000, one((*rig).endToEnd)},
 	{"handed-off", "the same, handed over at acceptance where slots are free", 100_000, handedOff((*rig).endToEnd)},
 	{"burn-down", "a backlog that is there before the engine starts", 500_000, one((*rig).burnDown)},

@@ -13,7 +13,7 @@ import (
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	names := []string{"post-1", "post-64", "claimed", "handed-off", "burn-down", "latency", "snapshot-handed-off", "limits"}
+	names := []string{"post-1", "post-64", "post-64-quota", "bulk", "claimed", "handed-off", "burn-down", "latency", "snapshot-handed-off", "limits"}
 	err := Run(context.Background(), Options{
 		Scenarios: names, Messages: 1000, Payload: 50, JSON: true, Out: &out, Progress: io.Discard, Log: slog.New(slog.DiscardHandler),
 	})

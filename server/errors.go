@@ -47,13 +47,14 @@ var (
 	foreignHost     = failure{"foreign_host", http.StatusForbidden, "Without keys, the Host header must name this machine: localhost or a loopback address."}
 	unavailable     = failure{"database_unavailable", http.StatusServiceUnavailable, "The database does not answer; nothing is lost, try again. Use the same request_id: the message may have been accepted."}
 	busy            = failure{"database_busy", http.StatusServiceUnavailable, "The database is held up by locks; try again with the same request_id."}
+	overloaded      = failure{"overloaded", http.StatusServiceUnavailable, "The intake is behind, and less urgent messages are refused first; try again with the same request_id."}
 	internalFailure = failure{"internal", http.StatusInternalServerError, "Something went wrong here; the log says what, under this answer's X-Request-Id."}
 )
 
 // failures is the table, for the documentation.
 var failures = []failure{
 	invalidJSON, unauthorized, forbidden, crossOrigin, foreignHost, notFound, wrongMethod, bodyTimeout, keyConflict, exists, keysFull, notWaiting,
-	bodyTooLarge, wrongType, invalidRequest, notConfigured, missing, notReviewed, overQuota, overFrequency, internalFailure, unavailable, busy,
+	bodyTooLarge, wrongType, invalidRequest, notConfigured, missing, notReviewed, overQuota, overFrequency, internalFailure, unavailable, busy, overloaded,
 }
 
 // fieldCodes are the codes of single fields, in an answer's errors.
@@ -171,6 +172,8 @@ func (s *Server) answer(ctx context.Context, err error) error {
 		return notWaiting.problem()
 	case errors.Is(err, store.ErrTooLarge):
 		return bodyTooLarge.problem()
+	case errors.Is(err, store.ErrOverloaded):
+		return overloaded.problem()
 	case errors.Is(err, store.ErrBusy):
 		return busy.problem()
 	case errors.Is(err, store.ErrUnavailable):

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -65,16 +66,17 @@ type Accepted struct {
 // pending is a message whose caller waits.
 type pending struct {
 	Message
-	id     uint64
-	key    [sha256.Size]byte
-	result Accepted
-	err    error
-	done   chan struct{}
-	size   int
-	gone   atomic.Bool // the caller has given up: nothing needs to be accepted any more
-	due    time.Time   // as it was inserted
-	lease  time.Time   // end of the claim that it is inserted under, if it is
-	owners []string    // of each task: the claim that it is inserted under; empty: it is queued
+	id          uint64
+	key         [sha256.Size]byte
+	result      Accepted
+	err         error
+	done        chan struct{}
+	size        int
+	gone        atomic.Bool // the caller has given up: nothing needs to be accepted any more
+	due         time.Time   // as it was inserted
+	lease       time.Time   // end of the claim that it is inserted under, if it is
+	mayBeStored bool        // a packet with it had no answer
+	owners      []string    // of each task: the claim that it is inserted under; empty: it is queued
 }
 
 func (p *pending) finish(result Accepted, err error) {
@@ -97,19 +99,27 @@ const (
 
 func (s *Store) startEnqueues() {
 	limits := batch.Limits{Items: enqueueRows, Bytes: min(maxBatchBytes, s.packet/4), Parallel: enqueueParallel, QueueSize: enqueueQueue}
-	s.enqueues = batch.New(limits, func(p *pending) int { return p.size }, s.accept)
+	size := func(p *pending) int { return p.size }
+	s.enqueues = batch.New(limits, size, s.accept)
+	limits.Parallel = 1
+	for _, c := range msg.Channels {
+		s.quoted[c] = batch.New(limits, size, s.accept)
+	}
 	s.waitingBytes = semaphore.NewWeighted(enqueueBytes)
 	s.alone = semaphore.NewWeighted(enqueueAlone)
 	s.heldAlone = semaphore.NewWeighted(enqueueHeld)
 }
 
 // Enqueue accepts a message: when it returns without an error, the message and its key are committed. Concurrent callers
-// share transactions. Errors: ErrConflict, ErrUnavailable, ErrBusy, ErrTooLarge. After ErrUnavailable the message may have been
+// share transactions. Errors: ErrConflict, ErrLimited, ErrOverloaded, ErrUnavailable, ErrBusy, ErrTooLarge. After ErrUnavailable the message may have been
 // accepted all the same; the same call with the same RequestID tells, and does not accept it twice.
 func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 	p, err := s.pend(m)
 	if err != nil {
 		return Accepted{}, err
+	}
+	if s.crowded(m.Lane) {
+		return Accepted{}, ErrOverloaded
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -118,7 +128,7 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 		return Accepted{}, fmt.Errorf("%w: too many messages wait to be accepted", ErrUnavailable)
 	}
 	defer s.waitingBytes.Release(size)
-	if !s.enqueues.Add(ctx, p) {
+	if !s.intake(ctx, p).Add(ctx, p) {
 		return Accepted{}, fmt.Errorf("%w: too many messages wait to be accepted", ErrUnavailable)
 	}
 	select {
@@ -128,6 +138,61 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 		p.gone.Store(true)
 		return Accepted{}, fmt.Errorf("%w: no commit in time", ErrUnavailable)
 	}
+}
+
+// crowded tells whether a lane's messages are refused for now, so that more urgent ones get through: low is refused when half of
+// the places are taken or a transaction has been under way for 0.3 of what callers wait, middle at three quarters and 0.6.
+func (s *Store) crowded(lane msg.Lane) bool {
+	behind := s.flushing.longest()
+	switch waiting := s.enqueues.Len(); lane {
+	case msg.Low:
+		return waiting > enqueueQueue/2 || behind > s.cfg.Timeout*3/10
+	case msg.Middle:
+		return waiting > enqueueQueue*3/4 || behind > s.cfg.Timeout*6/10
+	}
+	return false
+}
+
+// running knows since when calls have been under way.
+type running struct {
+	mu    sync.Mutex
+	since map[*time.Time]bool
+}
+
+func (r *running) begin() (end func()) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.since == nil {
+		r.since = map[*time.Time]bool{}
+	}
+	r.since[&now] = true
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.since, &now)
+	}
+}
+
+func (r *running) longest() (d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for began := range r.since {
+		d = max(d, time.Since(*began))
+	}
+	return d
+}
+
+// intake is where a message waits for its transaction. Those with a quota wait by channel: who holds a quota's row locked holds
+// up what is charged to it, and nothing else.
+func (s *Store) intake(ctx context.Context, p *pending) *batch.Batcher[*pending] {
+	quotas := s.currentQuotas(ctx)
+	for _, t := range p.Tasks {
+		if quotas.limits(p.SourceID, t.Channel) {
+			return s.quoted[t.Channel]
+		}
+	}
+	return s.enqueues
 }
 
 // EnqueueBatch accepts many messages in one transaction of its own, and answers for each.
@@ -200,6 +265,7 @@ func (s *Store) accept(batch []*pending) {
 		}
 	}
 	if len(shared) > 0 {
+		defer s.flushing.begin()()
 		ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
 		defer cancel()
 		s.acceptAll(ctx, shared, true)
@@ -272,6 +338,11 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 			s.handOver(in.offers, batch, started)
 		} else {
 			s.withdraw(in.offers, batch, err)
+			if mayBeCommitted(err) {
+				for _, p := range batch {
+					p.mayBeStored = true
+				}
+			}
 		}
 		switch {
 		case err == nil:
@@ -377,8 +448,7 @@ func (in *insertion) run(ctx context.Context) error {
 	s := in.store
 	counted, shared := in.counted(ctx)
 	if shared {
-		s.limits.charging.Lock()
-		defer s.limits.charging.Unlock()
+		defer s.limits.begin(counted)()
 	}
 	err := s.again(ctx, func() error {
 		if in.lock {

@@ -17,6 +17,7 @@ var (
 	ErrNotFound    = errors.New("not found")
 	ErrConflict    = errors.New("the request id was used for another message")
 	ErrUnavailable = errors.New("the database is not available")
+	ErrOverloaded  = errors.New("the intake is behind: less urgent messages are refused for now")
 	ErrBusy        = errors.New("the database is held up by locks")
 	ErrTooLarge    = errors.New("the message is larger than the database takes")
 	ErrNewer       = errors.New("the database was made by a newer version of tidings")

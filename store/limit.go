@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"database/sql"
@@ -111,10 +112,32 @@ const (
 
 // limiter keeps what this process knows of limits.
 type limiter struct {
-	// charging is held while a packet charges what many packets charge: in one process they need not race.
-	charging sync.Mutex
+	// charging is held, by channel, while a packet charges what many packets charge: in one process they need not race.
+	charging [32]sync.Mutex
+	mu       sync.Mutex
 	shared   map[[sha256.Size]byte]count // as this process wrote them last
 	quotas   quotas
+}
+
+// begin waits until no other packet of this process charges what a packet is about to charge.
+func (l *limiter) begin(counted map[*pending][]counter) (end func()) {
+	var channels []msg.Channel
+	for _, counters := range counted {
+		for _, c := range counters {
+			if c.kind != KindRecipient && !slices.Contains(channels, c.channel) {
+				channels = append(channels, c.channel)
+			}
+		}
+	}
+	slices.Sort(channels) // the order in which all take them
+	for _, c := range channels {
+		l.charging[c].Lock()
+	}
+	return func() {
+		for _, c := range channels {
+			l.charging[c].Unlock()
+		}
+	}
 }
 
 // charged decides which messages of a batch their limits allow, answers the others, and notes what those use up. q reads the
@@ -126,18 +149,22 @@ func (s *Store) charged(ctx context.Context, batch []*pending, perMessage map[*p
 	}
 	now := s.Now()
 	ch.at = now.Add(ch.slack)
-	var allowed []*pending
 	refused := map[*pending]*LimitError{}
-	for _, p := range batch {
+	inOrder := slices.SortedFunc(slices.Values(batch), func(a, b *pending) int { return cmp.Compare(a.id, b.id) }) // first come, first served
+	for _, p := range inOrder {
 		if why := ch.take(perMessage[p], now); why != nil {
 			refused[p] = why
-		} else {
-			allowed = append(allowed, p)
+			continue
+		}
+		// The id's time, which create_time is, is to be the one that counts: the message may have waited since it came.
+		if err := s.renewID(p); err != nil {
+			return nil, nil, err
 		}
 	}
 	if len(refused) == 0 {
-		return allowed, ch, nil
+		return batch, ch, nil
 	}
+	allowed := slices.DeleteFunc(slices.Clone(batch), func(p *pending) bool { return refused[p] != nil })
 	// A repetition costs nothing, so it is not refused either.
 	var asked []*pending
 	for p := range refused {
@@ -157,6 +184,17 @@ func (s *Store) charged(ctx context.Context, batch []*pending, perMessage map[*p
 	return allowed, ch, nil
 }
 
+// renewID gives a message an id of now, unless the one that it has may stand in the tables.
+func (s *Store) renewID(p *pending) (err error) {
+	if p.mayBeStored {
+		return nil
+	}
+	if p.id, err = s.ids.Next(); err == nil {
+		p.key = requestKey(p.RequestID, p.id)
+	}
+	return err
+}
+
 type queryer interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
@@ -169,7 +207,7 @@ func (s *Store) readCounts(ctx context.Context, perMessage map[*pending][]counte
 			if ch.counts[c.hash] != nil {
 				continue
 			}
-			ch.slack = min(ch.slack, max(c.limit.Unit/50, 2*time.Millisecond))
+			ch.slack = min(ch.slack, max(c.limit.Unit/100, 2*time.Millisecond))
 			row := &count{counter: c}
 			if kept, ok := s.limits.kept(c); ok && !lock {
 				row.version = kept.version
@@ -278,12 +316,16 @@ func (l *limiter) kept(c counter) (count, bool) {
 	if c.kind == KindRecipient { // read anew each time, without charging
 		return count{}, false
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	row, ok := l.shared[c.hash]
 	return row, ok
 }
 
 // keep remembers what was written of counters that many packets charge; forget makes the next packet read them.
 func (l *limiter) keep(ch *charge) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for hash, row := range ch.counts {
 		if row.used && row.kind != KindRecipient {
 			kept := *row
@@ -293,7 +335,11 @@ func (l *limiter) keep(ch *charge) {
 	}
 }
 
-func (l *limiter) forget() { clear(l.shared) }
+func (l *limiter) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.shared)
+}
 
 // Quota is a limit of a channel: of one source, or, without one, of all together.
 type Quota struct {
@@ -323,8 +369,6 @@ type quotas struct {
 	set     *quotaSet
 	loaded  time.Time
 	loading bool
-	changes int
-	seen    int
 }
 
 type quotaKey struct {
@@ -333,6 +377,11 @@ type quotaKey struct {
 }
 
 type quotaSet struct{ byChannel map[quotaKey][]Quota }
+
+// limits tells whether there is a quota for a source on a channel.
+func (q *quotaSet) limits(source string, channel msg.Channel) bool {
+	return len(q.byChannel) > 0 && (len(q.byChannel[quotaKey{"", channel}]) > 0 || len(q.byChannel[quotaKey{source, channel}]) > 0)
+}
 
 const (
 	sqlQuotas = `SELECT /* tidings:quotas */ id, '' AS source_id, channel, num, unit, create_time, modify_time FROM t_global_quota
@@ -354,22 +403,31 @@ func (s *Store) currentQuotas(ctx context.Context) *quotaSet {
 	q := &s.limits.quotas
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	now := time.Now()
-	if (q.changes == q.seen && now.Sub(q.loaded) < quotasFresh) || q.loading {
+	if time.Since(q.loaded) < quotasFresh || q.loading {
 		return q.set
 	}
 	q.loading = true
-	changes := q.changes
 	q.mu.Unlock()
-	list, err := s.Quotas(context.WithoutCancel(ctx))
+	s.reloadQuotas(context.WithoutCancel(ctx))
 	q.mu.Lock()
 	q.loading = false
-	q.loaded = now
+	return q.set
+}
+
+// reloadQuotas makes a new copy. Of two that overlap, the one that was begun later stays.
+func (s *Store) reloadQuotas(ctx context.Context) {
+	began := time.Now()
+	list, err := s.Quotas(ctx)
+	q := &s.limits.quotas
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.loaded.After(began) {
+		return
+	}
+	q.loaded = began
 	if err == nil {
 		q.fill(list)
-		q.seen = changes
 	}
-	return q.set
 }
 
 func (q *quotas) fill(list []Quota) {

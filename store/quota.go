@@ -16,11 +16,7 @@ const (
 func (s *Store) changeQuota(ctx context.Context, by, action string, q *Quota, change func(*sqlx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	defer func() {
-		s.limits.quotas.mu.Lock()
-		s.limits.quotas.changes++
-		s.limits.quotas.mu.Unlock()
-	}()
+	defer s.reloadQuotas(ctx) // here it holds at once
 	err := s.tx(ctx, func(tx *sqlx.Tx) error {
 		if err := change(tx); err != nil {
 			return err

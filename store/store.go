@@ -56,6 +56,7 @@ type Store struct {
 	ids      *id.Generator
 	node     nodeLease
 	enqueues *batch.Batcher[*pending]
+	quoted   [32]*batch.Batcher[*pending] // by channel: messages with quotas
 	// waitingBytes bounds the messages whose callers wait; alone those that are accepted by themselves.
 	waitingBytes, alone, heldAlone *semaphore.Weighted
 	background                     sync.WaitGroup // goroutines of acceptAlone, and of adopt
@@ -63,6 +64,7 @@ type Store struct {
 	callers                        callers
 	templates                      templates
 	limits                         limiter
+	flushing                       running  // of the shared intake
 	held                           sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
@@ -173,6 +175,9 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 // Close flushes what callers wait for, gives the node number back and closes the pool. Nothing may use the store after it.
 func (s *Store) Close() error {
 	s.enqueues.Close()
+	for _, c := range msg.Channels {
+		s.quoted[c].Close()
+	}
 	timer := time.AfterFunc(closeTime, s.giveUp)
 	s.background.Wait()
 	timer.Stop()

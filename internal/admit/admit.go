@@ -20,6 +20,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"tidings/internal/catalog"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
@@ -37,7 +39,7 @@ type Request struct {
 	Category    string       `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Names the policy for retries and expiry, and gives the default priority. Default: the template's, or notification."`
 	Priority    string       `json:"priority,omitempty" enum:"high,middle,low" doc:"The lane. Default: the category's."`
 	TemplateID  string       `json:"template_id,omitempty" maxLength:"64" doc:"A template, instead of subject, text and html. The message keeps the version that is in use now."`
-	Params      any          `json:"params,omitempty" doc:"The template's variables: an object."`
+	Params      Raw          `json:"params,omitempty" doc:"The template's variables: an object."`
 	Subject     string       `json:"subject,omitempty" doc:"The subject, for channels that have one."`
 	Text        string       `json:"text,omitempty" doc:"The text."`
 	HTML        string       `json:"html,omitempty" doc:"The text as HTML, for e-mail."`
@@ -45,6 +47,9 @@ type Request struct {
 	ExpireTime  any          `json:"expire_time,omitempty" doc:"Do not send after this instant: RFC 3339 with an offset, or Unix milliseconds."`
 	TTL         string       `json:"ttl,omitempty" doc:"Do not send when this long has passed since the message was due, such as 90s, 10m or 24h." example:"10m"`
 }
+
+// Raw is JSON as it came: numbers of any size and precision come out as they went in.
+type Raw = jsontext.Value
 
 // Attachment is a file that goes with an e-mail.
 type Attachment struct {
@@ -139,7 +144,7 @@ func (a *Admitter) Check(ctx context.Context, source string, r *Request) (*Check
 	}
 	checked := &Checked{Problems: c.problems, Steps: c.steps, Rendered: c.rendered}
 	if len(c.problems) == 0 {
-		c.m.BodyHash = bodyHash(r)
+		c.m.BodyHash = bodyHash(r, c.variables)
 		checked.Message = c.m
 	}
 	return checked, nil
@@ -151,9 +156,11 @@ type check struct {
 	r        *Request
 	m        *store.Message
 	versions map[msg.Channel]*catalog.Version // of the template, by channel
-	problems []Problem
-	steps    []Step
-	rendered []Rendered
+	// variables of the template
+	variables map[string]any
+	problems  []Problem
+	steps     []Step
+	rendered  []Rendered
 }
 
 func (c *check) fault(field, code, format string, args ...any) {
@@ -189,7 +196,7 @@ func (c *check) batchID() error {
 func (c *check) template(ctx context.Context) error {
 	r := c.r
 	if r.TemplateID == "" {
-		if r.Params != nil {
+		if len(r.Params) > 0 {
 			c.fault("params", CodeInvalid, "go with a template_id only")
 		}
 		return nil
@@ -198,15 +205,18 @@ func (c *check) template(ctx context.Context) error {
 		c.fault("template_id", CodeInvalid, "and subject, text or html exclude each other")
 		return nil
 	}
-	if _, ok := r.Params.(map[string]any); r.Params != nil && !ok {
+	var err error
+	if c.variables, err = render.Variables(r.Params); err != nil {
 		c.fault("params", CodeInvalid, "must be an object")
+	} else if depth(c.variables) > maxDepth {
+		c.fault("params", CodeInvalid, "are nested more than %d deep, which is what JSON columns hold", maxDepth)
+		c.variables = nil
 	}
 	c.m.TemplateID = r.TemplateID
 	if c.Templates == nil {
 		c.fault("template_id", CodeUnknown, "there is no such template")
 		return nil
 	}
-	var err error
 	c.versions, err = c.Templates(ctx, c.m.SourceID, r.TemplateID)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
@@ -411,28 +421,22 @@ func (c *check) filled() error {
 		}
 		c.m.Content = content
 	}
-	if depth(c.r.Params) > maxDepth {
-		c.fault("params", CodeInvalid, "are nested more than %d deep, which is what JSON columns hold", maxDepth)
-		return nil
-	}
-	if c.r.Params != nil {
-		params, err := marshal(c.r.Params)
+	if c.variables != nil {
+		params, err := marshal(c.variables)
 		if err != nil {
-			c.fault("params", CodeInvalid, "%v", err)
-			return nil
+			return err
 		}
 		c.m.Params = params
 	}
-	variables, err := render.Variables(c.m.Params)
-	if err != nil {
-		return nil // it is no object, and named as that
+	if slices.ContainsFunc(c.problems, func(p Problem) bool { return p.Field == "params" }) {
+		return nil
 	}
 	missing := map[string]bool{}
 	for _, t := range c.m.Tasks {
 		if c.versions[t.Channel] == nil {
 			continue
 		}
-		filled, err := c.versions[t.Channel].Render(variables)
+		filled, err := c.versions[t.Channel].Render(c.variables)
 		var absent *render.MissingError
 		switch {
 		case errors.As(err, &absent):
@@ -476,6 +480,7 @@ func depth(v any) (most int) {
 // Limits of what becomes a header of a mail's part, in bytes: encoded as a parameter, a name takes three times as much, twice
 // on a line that may have 998.
 const (
+	maxAttachments = 20
 	maxFilename    = 120
 	maxContentType = 100
 )
@@ -484,6 +489,9 @@ func (c *check) attachments(mail bool) (files []store.Attachment) {
 	if len(c.r.Attachments) > 0 && !mail {
 		c.fault("attachments", CodeInvalid, "go with e-mail only")
 		return nil
+	}
+	if len(c.r.Attachments) > maxAttachments {
+		c.fault("attachments", CodeTooLong, "are %d, at most %d go with a message", len(c.r.Attachments), maxAttachments)
 	}
 	for i, a := range c.r.Attachments {
 		field := fmt.Sprintf("attachments[%d]", i)
@@ -555,7 +563,7 @@ func (c *check) expiry() error {
 
 var errTime = errors.New("must be RFC 3339 with an offset, such as 2026-12-31T09:00:00+08:00, or Unix milliseconds")
 
-// ParseTime reads an instant of a request: RFC 3339 text, or a json.Number of Unix milliseconds.
+// ParseTime reads an instant of a request: RFC 3339 text, or a number of Unix milliseconds.
 func ParseTime(v any) (time.Time, error) {
 	switch v := v.(type) {
 	case string:
@@ -564,6 +572,11 @@ func ParseTime(v any) (time.Time, error) {
 			return t, errTime
 		}
 		return t.UTC(), nil
+	case float64:
+		if v != float64(int64(v)) || v < 0 || v > 1<<53 {
+			return time.Time{}, errTime
+		}
+		return time.UnixMilli(int64(v)).UTC(), nil
 	case json.Number:
 		ms, err := strconv.ParseInt(string(v), 10, 64)
 		if err != nil || ms < 0 || ms > 1<<53 {
@@ -576,10 +589,13 @@ func ParseTime(v any) (time.Time, error) {
 
 // bodyHash tells requests apart that came under the same key. The key itself does not count, nor does the campaign: a file of
 // messages that is sent again gets another one where none is named.
-func bodyHash(r *Request) [sha256.Size]byte {
+func bodyHash(r *Request, variables map[string]any) [sha256.Size]byte {
 	bare := *r
-	bare.RequestID, bare.BatchID = "", ""
-	body, err := marshal(&bare)
+	bare.RequestID, bare.BatchID, bare.Params = "", "", nil
+	body, err := marshal(struct {
+		*Request
+		Params map[string]any `json:"params,omitempty"` // in one order, however they came
+	}{&bare, variables})
 	if err != nil {
 		panic("admit: a decoded request does not encode: " + err.Error()) // strings, numbers and maps of them always do
 	}
