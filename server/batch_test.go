@@ -214,6 +214,9 @@ func TestQuotas(t *testing.T) {
 		limit["kind"] != "source" || limit["unit"] != 60000.0 {
 		t.Fatalf("%d %s %v", refused.status, refused.raw, refused.header)
 	}
+	if a := shop.do(t, "POST", "/api/messages?dry_run=true", message("5")); a.body["would_accept"] != false || !strings.Contains(a.raw, `"check":"limits","ok":false`) {
+		t.Errorf("%s", a.raw)
+	}
 	// A repetition is not charged, and so not refused; nor is a dry run, or another caller.
 	if a := shop.do(t, "POST", "/api/messages", message("1")); a.status != 200 || a.body["duplicate"] != true {
 		t.Errorf("%d %s", a.status, a.raw)

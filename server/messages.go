@@ -143,6 +143,14 @@ func (s *Server) dryRun(ctx context.Context, checked *admit.Checked, schema, all
 			check.Verdict = "known already: message " + formatID(known)
 		}
 		out.Checks = append(out.Checks, check)
+		limits := DryCheck{Check: "limits", OK: true, Verdict: "ok"}
+		if err := s.cfg.Store.Allowed(ctx, m); errors.Is(err, store.ErrLimited) {
+			limits.OK, limits.Verdict = false, err.Error()
+			out.Accepted = out.Accepted && known != 0 // a repetition is not charged
+		} else if err != nil {
+			return nil, s.answer(ctx, err)
+		}
+		out.Checks = append(out.Checks, limits)
 	}
 	for _, r := range checked.Rendered {
 		out.Rendered = append(out.Rendered, Rendered{Channel: r.Channel.String(), Receiver: r.Receiver, Subject: r.Subject, Text: r.Text, HTML: r.HTML})

@@ -184,6 +184,22 @@ func (s *Store) charged(ctx context.Context, batch []*pending, perMessage map[*p
 	return allowed, ch, nil
 }
 
+// Allowed tells whether a message's limits allow it now, without charging them: nil, or an ErrLimited.
+func (s *Store) Allowed(ctx context.Context, m *Message) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	p := &pending{Message: *m}
+	counters := s.counters(s.currentQuotas(ctx), p)
+	ch, err := s.readCounts(ctx, map[*pending][]counter{p: counters}, s.db, false)
+	if err != nil {
+		return public(err)
+	}
+	if why := ch.take(counters, s.Now()); why != nil {
+		return why
+	}
+	return nil
+}
+
 // renewID gives a message an id of now, unless the one that it has may stand in the tables.
 func (s *Store) renewID(p *pending) (err error) {
 	if p.mayBeStored {
