@@ -61,7 +61,7 @@ type BatchAnswer struct {
 
 // ItemResult answers one message of many.
 type ItemResult struct {
-	Index     int       `json:"index,omitempty" doc:"Its place in the request, from 0."`
+	Index     *int      `json:"index,omitempty" doc:"Its place in the request, from 0."`
 	Line      int       `json:"line,omitempty" doc:"Its line in the request, from 1."`
 	MsgID     string    `json:"msg_id,omitempty"`
 	Duplicate bool      `json:"duplicate,omitempty"`
@@ -90,7 +90,7 @@ func (s *Server) sendBatch(ctx context.Context, in *batchInput) (*batchOutput, e
 	out := BatchAnswer{BatchID: in.BatchID, Results: make([]ItemResult, len(items))}
 	var c chunk
 	for i, item := range items {
-		out.Results[i].Index = i
+		out.Results[i].Index = &i
 		if c.full(len(item)) {
 			s.accept(ctx, &c, &out)
 		}

@@ -122,7 +122,7 @@ func (s *Server) dryRun(ctx context.Context, checked *admit.Checked, schema, all
 	verdict := func(name string, faults int) {
 		text := "ok"
 		if faults > 0 {
-			text = fmt.Sprintf("%d faults, see errors", faults)
+			text = fmt.Sprintf("faulty (%d), see errors", faults)
 		}
 		out.Checks = append(out.Checks, DryCheck{Check: name, OK: faults == 0, Verdict: text})
 	}
