@@ -47,7 +47,7 @@ func (a *app) configCommand() *cobra.Command {
 const masked = "********"
 
 // secretKeys are the settings whose values nobody is to see. A bot's url is one: who knows it can send.
-var secretKeys = map[string]bool{"password": true, "secret": true, "previous_secret": true, "dkim_key": true, "url": true}
+var secretKeys = map[string]bool{"password": true, "secret": true, "previous_secret": true, "dkim_key": true, "url": true, "key": true}
 
 // mask replaces secrets, however deep they lie.
 func mask(settings map[string]any) {

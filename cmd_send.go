@@ -33,6 +33,9 @@ func (a *app) sendCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if wait < 0 || wait > maxSendWait {
+				return fmt.Errorf("--wait must be at most %v", maxSendWait)
+			}
 			if r.To, err = addresses(to); err != nil {
 				return err
 			}
@@ -59,6 +62,9 @@ func (a *app) sendCommand() *cobra.Command {
 	flags.DurationVar(&wait, "wait", 0, "wait up to this long for the message's end, and print it")
 	return cmd
 }
+
+// maxSendWait is what the server waits at most.
+const maxSendWait = time.Minute
 
 // addresses makes the request's `to` of the flags: one address, or channel=address pairs.
 func addresses(flags []string) (any, error) {

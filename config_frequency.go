@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -88,6 +89,9 @@ func parseLimits(text string) (limits []window.Limit, err error) {
 		unit, spanErr := time.ParseDuration(strings.TrimSpace(span))
 		if err != nil || spanErr != nil || num < 1 || num > 1_000_000 || unit < time.Millisecond || unit > 366*24*time.Hour {
 			return nil, fmt.Errorf("must be limits such as 5/24h, separated by commas, or empty for none")
+		}
+		if slices.ContainsFunc(limits, func(l window.Limit) bool { return l.Unit.Milliseconds() == unit.Milliseconds() }) {
+			return nil, fmt.Errorf("has two limits for the same span")
 		}
 		limits = append(limits, window.Limit{Num: num, Unit: unit})
 	}

@@ -38,7 +38,7 @@ func TestFrequencies(t *testing.T) {
 			t.Errorf("%+v: %v", tt, got)
 		}
 	}
-	for _, bad := range []string{"5", "5/", "x/1m", "0/1m", "5/1", "-1/1m", "5/1m/1h", "5 per day"} {
+	for _, bad := range []string{"5", "5/", "x/1m", "0/1m", "5/1", "-1/1m", "5/1m/1h", "5 per day", "1/60s, 5/1m"} {
 		if _, err := parseLimits(bad); err == nil {
 			t.Errorf("%q is taken", bad)
 		}

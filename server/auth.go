@@ -29,7 +29,10 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		if !strings.EqualFold(scheme, "Bearer") {
+			key = ""
+		}
 		src, registered, err := s.cfg.Store.Caller(r.Context(), strings.TrimSpace(key))
 		switch {
 		case errors.Is(err, store.ErrNotFound):

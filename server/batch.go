@@ -46,6 +46,7 @@ func (s *Server) batchRoutes(api huma.API) {
 
 type batchInput struct {
 	ContentType string `header:"Content-Type" hidden:"true"`
+	Key         string `header:"Idempotency-Key" hidden:"true"`
 	BatchID     string `query:"batch_id" doc:"The campaign of the messages that name none."`
 	RawBody     []byte
 }
@@ -73,6 +74,9 @@ type batchOutput struct{ Body BatchAnswer }
 func (s *Server) sendBatch(ctx context.Context, in *batchInput) (*batchOutput, error) {
 	if kind, _, err := mime.ParseMediaType(in.ContentType); err != nil || kind != "application/json" {
 		return nil, wrongType.problem()
+	}
+	if in.Key != "" {
+		return nil, keyForMany()
 	}
 	if problem := checkBatchID(in.BatchID); problem != nil {
 		return nil, problem
@@ -105,6 +109,11 @@ func (s *Server) sendBatch(ctx context.Context, in *batchInput) (*batchOutput, e
 	return &batchOutput{out}, nil
 }
 
+// keyForMany refuses a key that cannot stand for many messages: ignored, it would promise what it does not keep.
+func keyForMany() *APIError {
+	return faulty([]admit.Problem{{Field: "Idempotency-Key", Code: admit.CodeInvalid, Message: "is for single messages: give each of many a request_id"}})
+}
+
 func checkBatchID(id string) error {
 	if id != "" && !admit.ValidName(id) {
 		return faulty([]admit.Problem{{Field: "batch_id", Code: admit.CodeInvalid, Message: admit.NameRule}})
@@ -120,11 +129,12 @@ type chunk struct {
 }
 
 func (c *chunk) full(next int) bool {
-	return len(c.messages) == chunkItems || (len(c.messages) > 0 && c.bytes+next > chunkBytes)
+	return len(c.messages) == chunkItems || (c.bytes > 0 && c.bytes+next > chunkBytes)
 }
 
 // check decodes and checks one message of many, as single ones are, and puts it into the chunk, or its faults into the result.
 func (s *Server) check(ctx context.Context, c *chunk, body []byte, batchID string, result *ItemResult) {
+	c.bytes += len(body) // faulty ones, too: what is wrong with them takes room
 	r, problems, err := s.decoder.decode(body)
 	if err == nil {
 		r.BatchID = cmp.Or(r.BatchID, batchID)
@@ -135,7 +145,6 @@ func (s *Server) check(ctx context.Context, c *chunk, body []byte, batchID strin
 			} else {
 				c.messages = append(c.messages, *checked.Message)
 				c.results = append(c.results, result)
-				c.bytes += len(body)
 			}
 		}
 	}
@@ -151,6 +160,7 @@ func (r *ItemResult) fail(err error) {
 // accept stores a chunk, answers its messages, and empties it.
 func (s *Server) accept(ctx context.Context, c *chunk, out *BatchAnswer) {
 	if len(c.messages) == 0 {
+		*c = chunk{}
 		return
 	}
 	accepted, errs := s.cfg.Store.EnqueueBatch(ctx, c.messages)

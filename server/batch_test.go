@@ -253,3 +253,54 @@ func TestQuotas(t *testing.T) {
 		t.Errorf("%d %s", a.status, a.raw)
 	}
 }
+
+// What is wrong with a request is told within bounds, however much there is of it.
+func TestManyFaults(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	many := func(item string, n int) string { return strings.TrimSuffix(strings.Repeat(item+",", n), ",") }
+	var names strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&names, `"x%d":1,`, i)
+	}
+	for name, body := range map[string]string{
+		"channels that are numbers": `{"channels":[` + many("1", 400_000) + `]}`,
+		"channels":                  `{"channels":[` + many(`"log"`, 100_000) + `],"to":"x","text":"hi"}`,
+		"unknown channels":          `{"channels":["` + strings.Repeat("x", 500_000) + `"],"to":"x","text":"hi"}`,
+		"fields":                    `{` + names.String() + `"text":"hi"}`,
+		"addresses":                 `{"channels":["log"],"to":{` + strings.ReplaceAll(names.String(), ":1", `:"y"`) + `"log":"x"},"text":"hi"}`,
+		"attachments":               `{"channels":["email"],"to":"a@example.com","subject":"s","text":"t","attachments":[` + many(`{"filename":7}`, 50_000) + `]}`,
+		"fields of an attachment":   `{"channels":["email"],"to":"a@example.com","subject":"s","text":"t","attachments":[{` + names.String() + `"filename":"x"}]}`,
+		"an object for a text":      `{"text":{` + names.String() + `"a":1}}`,
+	} {
+		began := time.Now()
+		a := b.do(t, "POST", "/api/messages", body)
+		if a.status != 422 || len(a.raw) > 20_000 || time.Since(began) > 5*time.Second {
+			t.Errorf("%s: %d, %d bytes after %v", name, a.status, len(a.raw), time.Since(began))
+		}
+	}
+}
+
+// What would be ignored is refused: it promises what it would not keep.
+func TestManyRefuseWhatTheyIgnore(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	const message = `{"channels":["log"],"to":"x","text":"hi"}`
+	if a := b.do(t, "POST", "/api/messages/bulk?dry_run=true", message, "Content-Type", "application/x-ndjson"); a.status != 422 {
+		t.Errorf("%d %s", a.status, a.raw)
+	}
+	for _, path := range []string{"/api/messages/bulk", "/api/messages/batch"} {
+		if a := b.do(t, "POST", path, "["+message+"]", "Idempotency-Key", "k"); a.status != 422 {
+			t.Errorf("%s: %d %s", path, a.status, a.raw)
+		}
+	}
+	if a := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"ann","To":"eve","text":"hi"}`); a.status != 422 || !sameNames(a.fields(), []string{"To"}) {
+		t.Errorf("two names for one field: %d %s", a.status, a.raw)
+	}
+	if a := b.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"ann","text":"hi","params":null}`); a.status != 202 {
+		t.Errorf("no params: %d %s", a.status, a.raw)
+	}
+	if a := b.do(t, "GET", "/api/messages", ""); len(a.body["data"].([]any)) != 1 {
+		t.Errorf("something was accepted: %s", a.raw)
+	}
+}

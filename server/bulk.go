@@ -5,12 +5,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"net/http"
+	"runtime/debug"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"tidings/internal/admit"
 )
 
 const (
@@ -53,6 +57,16 @@ func (s *Server) bulk(w http.ResponseWriter, r *http.Request) {
 		failure := wrongType
 		failure.detail = "Send lines of JSON with the header Content-Type: application/x-ndjson, not compressed."
 		writeProblem(w, failure)
+		return
+	}
+	for name := range r.URL.Query() {
+		if name != "batch_id" { // such as dry_run: ignored, it would send
+			writeAPIError(w, faulty([]admit.Problem{{Field: clip(name), Code: admit.CodeUnknown, Message: "there is no such parameter here"}}))
+			return
+		}
+	}
+	if r.Header.Get("Idempotency-Key") != "" {
+		writeAPIError(w, keyForMany())
 		return
 	}
 	batchID := r.URL.Query().Get("batch_id")
@@ -119,6 +133,12 @@ func (s *Server) readBulk(ctx context.Context, control *http.ResponseController,
 			return false
 		}
 	}
+	defer func() { // out here no middleware would catch it
+		if failure := recover(); failure != nil {
+			s.cfg.Log.Error("a line's check panicked", "request_id", requestID(ctx), "err", fmt.Sprint(failure), "stack", string(debug.Stack()))
+			pass(&bulkChunk{err: internalFailure.problem()})
+		}
+	}()
 	in := bufio.NewReaderSize(deadlineReader{ctx, control, body}, 64<<10)
 	c := &bulkChunk{}
 	for number := 1; ; number++ {
@@ -188,6 +208,9 @@ func (d deadlineReader) Read(p []byte) (int, error) {
 	}
 	if err := d.control.SetReadDeadline(time.Now().Add(bulkReadTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return 0, err
+	}
+	if d.ctx.Err() != nil { // the deadline that ends this read may just have been set, and overwritten
+		return 0, d.ctx.Err()
 	}
 	return d.r.Read(p)
 }

@@ -47,13 +47,17 @@ func (d *decoder) decode(body []byte) (*admit.Request, []admit.Problem, error) {
 	if err := strict.Unmarshal(body, &tree); err != nil {
 		return nil, nil, badJSON(err)
 	}
+	if p := tooMany(tree); p != nil {
+		return &admit.Request{}, []admit.Problem{*p}, nil
+	}
 	path := huma.NewPathBuffer(make([]byte, 0, 64), 0)
 	var result huma.ValidateResult
 	huma.Validate(d.registry, d.schema, path, huma.ModeWriteToServer, tree, &result)
 	var problems []admit.Problem
 	for _, err := range result.Errors {
 		// Fields of several shapes are left to admission, which says better what they may be.
-		if p := schemaProblem(err); p.Field != "to" && p.Field != "expire_time" && p.Field != "params" {
+		p := schemaProblem(err)
+		if p.Field != "to" && p.Field != "expire_time" && p.Field != "params" && len(problems) < admit.MaxProblems {
 			problems = append(problems, p)
 		}
 	}
@@ -64,6 +68,48 @@ func (d *decoder) decode(body []byte) (*admit.Request, []admit.Problem, error) {
 		return nil, nil, badJSON(err)
 	}
 	return &r, problems, nil
+}
+
+// tooMany finds a list or an object with more parts than any request has: naming the fault of each would take more memory than the
+// request.
+func tooMany(tree any) *admit.Problem {
+	object, ok := tree.(map[string]any)
+	if !ok {
+		return nil
+	}
+	if len(object) > maxFields {
+		return &admit.Problem{Field: "body", Code: admit.CodeInvalid, Message: "has more fields than there are"}
+	}
+	for field, value := range object {
+		list, _ := value.([]any)
+		if most := listLimits[field]; most > 0 && len(list) > most {
+			return &admit.Problem{Field: field, Code: admit.CodeTooLong, Message: fmt.Sprintf("has %d items, at most %d are taken", len(list), most)}
+		}
+		for _, item := range list {
+			if part, _ := item.(map[string]any); len(part) > maxFields {
+				return &admit.Problem{Field: field, Code: admit.CodeInvalid, Message: "has items with more fields than there are"}
+			}
+		}
+		if field == "to" || field == "params" {
+			continue
+		}
+		if _, ok := value.(map[string]any); ok {
+			return &admit.Problem{Field: clip(field), Code: admit.CodeInvalid, Message: "must not be an object"}
+		}
+	}
+	return nil
+}
+
+const maxFields = 50
+
+var listLimits = map[string]int{"channels": admit.MaxChannels, "attachments": admit.MaxAttachments}
+
+// clip keeps names that a caller made up from filling the answer.
+func clip(name string) string {
+	if len(name) <= 100 {
+		return name
+	}
+	return strings.ToValidUTF8(name[:100], "") + "…"
 }
 
 func badJSON(err error) error {
@@ -88,6 +134,7 @@ func schemaProblem(err error) admit.Problem {
 	if d.Message == validation.MsgUnexpectedProperty {
 		p.Code, p.Message = admit.CodeUnknown, "there is no such field"
 	}
+	p.Field = clip(p.Field)
 	return p
 }
 

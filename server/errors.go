@@ -236,6 +236,7 @@ func fieldName(location string) string {
 // The hooks are variables of huma's package: the only way to have parameter errors, and the errors in the API's description, in
 // the same form as all others.
 func init() {
+	huma.ValidateStrictCasing = true // "To" is not "to": of two such names one would win unseen
 	huma.NewErrorWithContext = humaProblem
 	huma.NewError = func(status int, text string, errs ...error) huma.StatusError {
 		return humaProblem(nil, status, text, errs...)

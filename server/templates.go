@@ -173,6 +173,9 @@ func (s *Server) createTemplate(ctx context.Context, in *createTemplateInput) (*
 	if err != nil {
 		return nil, err
 	}
+	if !admit.ValidName(source) {
+		return nil, faulty([]admit.Problem{{Field: "source_id", Code: admit.CodeInvalid, Message: admit.NameRule}})
+	}
 	channel, err := msg.ParseChannel(in.Body.Channel)
 	if err != nil {
 		return nil, faulty([]admit.Problem{{Field: "channel", Code: admit.CodeUnknown, Message: err.Error()}})

@@ -99,12 +99,21 @@ const (
 
 func (s *Store) startEnqueues() {
 	limits := batch.Limits{Items: enqueueRows, Bytes: min(maxBatchBytes, s.packet/4), Parallel: enqueueParallel, QueueSize: enqueueQueue}
-	size := func(p *pending) int { return p.size }
-	s.enqueues = batch.New(limits, size, s.accept)
+	open := func() *intake {
+		way := &intake{}
+		way.Batcher = batch.New(limits, func(p *pending) int { return p.size }, func(batch []*pending) {
+			defer way.flushing.begin()()
+			s.accept(batch)
+		})
+		return way
+	}
+	s.enqueues = open()
 	limits.Parallel = 1
 	for _, c := range msg.Channels {
-		s.quoted[c] = batch.New(limits, size, s.accept)
+		s.quoted[c] = open()
+		s.limits.charging[c] = semaphore.NewWeighted(1)
 	}
+	s.aloneQuoted = semaphore.NewWeighted(enqueueHeld)
 	s.waitingBytes = semaphore.NewWeighted(enqueueBytes)
 	s.alone = semaphore.NewWeighted(enqueueAlone)
 	s.heldAlone = semaphore.NewWeighted(enqueueHeld)
@@ -118,7 +127,8 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 	if err != nil {
 		return Accepted{}, err
 	}
-	if s.crowded(m.Lane) {
+	way := s.intakeFor(ctx, p)
+	if s.crowded(way, m.Lane) {
 		return Accepted{}, ErrOverloaded
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
@@ -128,7 +138,7 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 		return Accepted{}, fmt.Errorf("%w: too many messages wait to be accepted", ErrUnavailable)
 	}
 	defer s.waitingBytes.Release(size)
-	if !s.intake(ctx, p).Add(ctx, p) {
+	if !way.Add(ctx, p) {
 		return Accepted{}, fmt.Errorf("%w: too many messages wait to be accepted", ErrUnavailable)
 	}
 	select {
@@ -142,9 +152,9 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 
 // crowded tells whether a lane's messages are refused for now, so that more urgent ones get through: low is refused when half of
 // the places are taken or a transaction has been under way for 0.3 of what callers wait, middle at three quarters and 0.6.
-func (s *Store) crowded(lane msg.Lane) bool {
-	behind := s.flushing.longest()
-	switch waiting := s.enqueues.Len(); lane {
+func (s *Store) crowded(way *intake, lane msg.Lane) bool {
+	behind := way.flushing.longest()
+	switch waiting := way.Len(); lane {
 	case msg.Low:
 		return waiting > enqueueQueue/2 || behind > s.cfg.Timeout*3/10
 	case msg.Middle:
@@ -183,9 +193,15 @@ func (r *running) longest() (d time.Duration) {
 	return d
 }
 
-// intake is where a message waits for its transaction. Those with a quota wait by channel: who holds a quota's row locked holds
-// up what is charged to it, and nothing else.
-func (s *Store) intake(ctx context.Context, p *pending) *batch.Batcher[*pending] {
+// intake is where messages wait for their transactions.
+type intake struct {
+	*batch.Batcher[*pending]
+	flushing running
+}
+
+// intakeFor is where a message waits. Those with a quota wait by channel: who holds a quota's row locked holds up what is charged
+// on that channel, and nothing else.
+func (s *Store) intakeFor(ctx context.Context, p *pending) *intake {
 	quotas := s.currentQuotas(ctx)
 	for _, t := range p.Tasks {
 		if quotas.limits(p.SourceID, t.Channel) {
@@ -265,7 +281,6 @@ func (s *Store) accept(batch []*pending) {
 		}
 	}
 	if len(shared) > 0 {
-		defer s.flushing.begin()()
 		ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
 		defer cancel()
 		s.acceptAll(ctx, shared, true)
@@ -278,11 +293,15 @@ func (s *Store) separate(batch []*pending) {
 		s.background.Go(func() {
 			ctx, cancel := context.WithTimeout(s.closing, s.cfg.Timeout)
 			defer cancel()
-			if s.alone.Acquire(ctx, 1) != nil {
+			places := s.alone
+			if s.intakeFor(ctx, p) != s.enqueues { // they may wait for each other
+				places = s.aloneQuoted
+			}
+			if places.Acquire(ctx, 1) != nil {
 				p.finish(Accepted{}, ErrBusy)
 				return
 			}
-			defer s.alone.Release(1)
+			defer places.Release(1)
 			s.acceptAlone(p)
 		})
 	}
@@ -294,7 +313,7 @@ func (s *Store) acceptAlone(p *pending) {
 	defer cancel()
 	s.acceptAll(ctx, []*pending{p}, false)
 	name := keyName{p.SourceID, p.key}
-	if errors.Is(p.err, ErrBusy) {
+	if errors.Is(p.err, ErrBusy) && p.RequestID != "" && len(s.counters(s.currentQuotas(ctx), p)) == 0 { // else it may be a limit's row
 		s.held.Store(name, time.Now().Add(heldFor))
 	} else {
 		s.held.Delete(name)
@@ -448,7 +467,11 @@ func (in *insertion) run(ctx context.Context) error {
 	s := in.store
 	counted, shared := in.counted(ctx)
 	if shared {
-		defer s.limits.begin(counted)()
+		end, err := s.limits.begin(ctx, counted)
+		if err != nil {
+			return errors.Join(errNotSent, err)
+		}
+		defer end()
 	}
 	err := s.again(ctx, func() error {
 		if in.lock {
@@ -498,9 +521,12 @@ func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter,
 	}
 	in.offers = nil
 	if len(counted) > 0 {
-		var err error
-		if in.batch, in.charge, err = s.charged(ctx, in.batch, counted, q, in.lock); err != nil || len(in.batch) == 0 {
+		allowed, ch, err := s.charged(ctx, in.batch, counted, q, in.lock)
+		if err != nil {
 			return nil, err
+		}
+		if in.batch, in.charge = allowed, ch; len(allowed) == 0 {
+			return nil, nil
 		}
 	}
 	for _, p := range in.batch {

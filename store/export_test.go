@@ -1,4 +1,16 @@
 package store
 
+import "time"
+
 // Sabotage lets a test change the statements of every packet before they are sent.
 func (s *Store) Sabotage(change func([]string) []string) { s.sabotage = change }
+
+// AgeCopies makes the copies of sources and quotas older.
+func (s *Store) AgeCopies(by time.Duration) {
+	s.callers.mu.Lock()
+	s.callers.loaded = s.callers.loaded.Add(-by)
+	s.callers.mu.Unlock()
+	s.limits.quotas.mu.Lock()
+	s.limits.quotas.loaded = s.limits.quotas.loaded.Add(-by)
+	s.limits.quotas.mu.Unlock()
+}

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"tidings/internal/msg"
 	"tidings/internal/window"
 )
@@ -113,14 +115,14 @@ const (
 // limiter keeps what this process knows of limits.
 type limiter struct {
 	// charging is held, by channel, while a packet charges what many packets charge: in one process they need not race.
-	charging [32]sync.Mutex
+	charging [32]*semaphore.Weighted
 	mu       sync.Mutex
 	shared   map[[sha256.Size]byte]count // as this process wrote them last
 	quotas   quotas
 }
 
 // begin waits until no other packet of this process charges what a packet is about to charge.
-func (l *limiter) begin(counted map[*pending][]counter) (end func()) {
+func (l *limiter) begin(ctx context.Context, counted map[*pending][]counter) (end func(), err error) {
 	var channels []msg.Channel
 	for _, counters := range counted {
 		for _, c := range counters {
@@ -130,14 +132,20 @@ func (l *limiter) begin(counted map[*pending][]counter) (end func()) {
 		}
 	}
 	slices.Sort(channels) // the order in which all take them
-	for _, c := range channels {
-		l.charging[c].Lock()
-	}
-	return func() {
-		for _, c := range channels {
-			l.charging[c].Unlock()
+	taken := 0
+	end = func() {
+		for _, c := range channels[:taken] {
+			l.charging[c].Release(1)
 		}
 	}
+	for _, c := range channels {
+		if l.charging[c].Acquire(ctx, 1) != nil {
+			end()
+			return nil, ErrBusy
+		}
+		taken++
+	}
+	return end, nil
 }
 
 // charged decides which messages of a batch their limits allow, answers the others, and notes what those use up. q reads the
@@ -176,6 +184,9 @@ func (s *Store) charged(ctx context.Context, batch []*pending, perMessage map[*p
 	}
 	for p, why := range refused {
 		if first, ok := known[keyName{p.SourceID, p.key}]; ok {
+			if first.msgID == p.id {
+				s.wake([]*pending{p})
+			}
 			p.answerWith(first)
 		} else {
 			p.finish(Accepted{}, why)
@@ -228,6 +239,7 @@ func (s *Store) readCounts(ctx context.Context, perMessage map[*pending][]counte
 			if kept, ok := s.limits.kept(c); ok && !lock {
 				row.version = kept.version
 				row.window = kept.window.Clone()
+				row.window.Convert(c.limit)
 			} else {
 				unread = append(unread, c.hash)
 			}
@@ -384,7 +396,7 @@ type quotas struct {
 	mu      sync.Mutex
 	set     *quotaSet
 	loaded  time.Time
-	loading bool
+	loading chan struct{} // closed when the copy that is being made is there; nil: none is
 }
 
 type quotaKey struct {
@@ -419,14 +431,27 @@ func (s *Store) currentQuotas(ctx context.Context) *quotaSet {
 	q := &s.limits.quotas
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if time.Since(q.loaded) < quotasFresh || q.loading {
-		return q.set
+	age := time.Since(q.loaded)
+	switch {
+	case age < quotasFresh || (q.loading != nil && age < callersOld):
+	case q.loading != nil:
+		loading := q.loading
+		q.mu.Unlock()
+		select {
+		case <-loading:
+		case <-ctx.Done():
+		}
+		q.mu.Lock()
+	default:
+		q.loading = make(chan struct{})
+		q.mu.Unlock()
+		load, cancel := context.WithTimeout(context.WithoutCancel(ctx), callersLoad)
+		s.reloadQuotas(load)
+		cancel()
+		q.mu.Lock()
+		close(q.loading)
+		q.loading = nil
 	}
-	q.loading = true
-	q.mu.Unlock()
-	s.reloadQuotas(context.WithoutCancel(ctx))
-	q.mu.Lock()
-	q.loading = false
 	return q.set
 }
 

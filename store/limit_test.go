@@ -222,9 +222,9 @@ func TestStoppedInCharge(t *testing.T) {
 		})
 	}
 	time.Sleep(200 * time.Millisecond)
-	for range 50 {
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		free := message("")
-		free.Tasks[0].Channel = msg.Email
+		free.Tasks[0].Channel, free.Lane = msg.Email, msg.Low // which is refused first where the intake is behind
 		began := time.Now()
 		if _, err := s.Enqueue(context.Background(), free); err != nil {
 			t.Error(err)
@@ -239,6 +239,68 @@ func TestStoppedInCharge(t *testing.T) {
 	if _, err := s.Enqueue(context.Background(), message("")); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// When limits cannot be read, every caller gets an answer all the same.
+func TestLimitsUnreadable(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	quota(t, s, "default", 5, time.Hour)
+	db := raw(t, dsn)
+	run(t, db, "RENAME TABLE t_limit_count TO t_away")
+	answered := make(chan []error)
+	go func() {
+		_, errs := s.EnqueueBatch(context.Background(), []store.Message{*message("a"), *message("b"), *message("a")})
+		answered <- errs
+	}()
+	select {
+	case errs := <-answered:
+		for _, err := range errs {
+			if err == nil {
+				t.Error("accepted without being counted")
+			}
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("no answer")
+	}
+	run(t, db, "RENAME TABLE t_away TO t_limit_count")
+	enqueue(t, s, message("a"))
+}
+
+// A quota of nothing, as a person writes it into the table, closes the channel.
+func TestQuotaOfNothing(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	run(t, raw(t, dsn), "INSERT INTO t_global_quota (channel, num, unit, create_time, modify_time) VALUES (31, 0, 60000, NOW(3), NOW(3))")
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	if _, err := s.Enqueue(context.Background(), message("")); !errors.Is(err, store.ErrLimited) {
+		t.Fatal(err)
+	}
+}
+
+// After a long silence the copies of sources and quotas are old. The requests that come then at once all wait for new ones.
+func TestCopiesAfterSilence(t *testing.T) {
+	t.Parallel()
+	s := testdb.Open(t, store.Config{})
+	if err := s.CreateSource(context.Background(), "test", store.Source{ID: "shop", Role: store.RoleSender}); err != nil {
+		t.Fatal(err)
+	}
+	key, _, err := s.CreateKey(context.Background(), "test", "shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Caller(context.Background(), key)
+	s.AgeCopies(time.Hour)
+	var callers sync.WaitGroup
+	for range 20 {
+		callers.Go(func() {
+			if src, _, err := s.Caller(context.Background(), key); err != nil || src.ID != "shop" {
+				t.Errorf("%+v, %v", src, err)
+			}
+		})
+	}
+	callers.Wait()
 }
 
 // Quotas that are changed on one node, or by hand, hold on others within a second.

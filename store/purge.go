@@ -1,6 +1,9 @@
 package store
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 const (
 	sqlPurgeKeys = "DELETE /* tidings:purge-keys */ FROM t_idempotency WHERE expire_time < UTC_TIMESTAMP(3) ORDER BY expire_time LIMIT ?"
@@ -11,6 +14,12 @@ const (
 
 // PurgeKeys forgets keys whose time is over, and tells how many.
 func (s *Store) PurgeKeys(ctx context.Context) (purged int64, err error) {
+	s.held.Range(func(key, until any) bool {
+		if time.Now().After(until.(time.Time)) {
+			s.held.Delete(key)
+		}
+		return true
+	})
 	return s.purge(ctx, sqlPurgeKeys)
 }
 

@@ -225,14 +225,16 @@ type callers struct {
 	byHash  map[[sha256.Size]byte]Source
 	known   bool // whether there are sources at all
 	loaded  time.Time
-	loading bool
-	retry   time.Time // not before, after a failure
-	changes int       // made through this process
-	seen    int       // of them, when the copy was made
+	loading chan struct{} // closed when the copy that is being made is there; nil: none is
+	retry   time.Time     // not before, after a failure
+	changes int           // made through this process
+	seen    int           // of them, when the copy was made
 }
 
 const (
 	callersFresh = 500 * time.Millisecond
+	callersOld   = 900 * time.Millisecond
+	callersLoad  = time.Second
 	// callersStale is how long the copy serves while the database does not answer: requests then fail for a better reason.
 	callersStale = 30 * time.Second
 )
@@ -244,25 +246,46 @@ func (c *callers) forget() {
 }
 
 // Caller finds the source that a key names. registered tells whether there are sources at all: while there are none, no key is
-// needed. ErrNotFound when the key opens nothing. One caller brings the copy up to date, the others do not wait for it.
+// needed. ErrNotFound when the key opens nothing. One caller brings the copy up to date; the others wait for it only where the copy
+// is older than it may be.
 func (s *Store) Caller(ctx context.Context, key string) (src Source, registered bool, err error) {
 	c := &s.callers
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
-	if (c.changes != c.seen || now.Sub(c.loaded) > callersFresh) && !c.loading && now.After(c.retry) {
-		c.loading = true
-		changes := c.changes
+	for range 2 {
+		age := time.Since(c.loaded)
+		if (c.changes == c.seen && age < callersFresh) || time.Now().Before(c.retry) {
+			break
+		}
+		if c.loading != nil {
+			if age < callersOld {
+				break
+			}
+			loading := c.loading
+			c.mu.Unlock()
+			select {
+			case <-loading:
+			case <-ctx.Done():
+			}
+			c.mu.Lock()
+			continue
+		}
+		c.loading = make(chan struct{})
+		began, changes := time.Now(), c.changes
 		c.mu.Unlock()
-		sources, err := s.Sources(context.WithoutCancel(ctx))
+		load, cancel := context.WithTimeout(context.WithoutCancel(ctx), callersLoad)
+		sources, err := s.Sources(load)
+		cancel()
 		c.mu.Lock()
-		c.loading = false
+		close(c.loading)
+		c.loading = nil
 		if err == nil {
 			c.fill(sources)
-			c.loaded, c.seen = now, changes
+			c.loaded, c.seen = began, changes
 		} else {
 			c.retry = time.Now().Add(callersFresh)
 		}
+		break
 	}
 	if time.Since(c.loaded) > callersStale {
 		return Source{}, true, fmt.Errorf("sources: %w", ErrUnavailable)

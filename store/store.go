@@ -21,7 +21,6 @@ import (
 	"github.com/jmoiron/sqlx"
 	"golang.org/x/sync/semaphore"
 
-	"tidings/internal/batch"
 	"tidings/internal/id"
 	"tidings/internal/msg"
 )
@@ -55,17 +54,17 @@ type Store struct {
 	clock    clock
 	ids      *id.Generator
 	node     nodeLease
-	enqueues *batch.Batcher[*pending]
-	quoted   [32]*batch.Batcher[*pending] // by channel: messages with quotas
+	enqueues *intake
+	quoted   [32]*intake // by channel: messages with quotas
 	// waitingBytes bounds the messages whose callers wait; alone those that are accepted by themselves.
-	waitingBytes, alone, heldAlone *semaphore.Weighted
-	background                     sync.WaitGroup // goroutines of acceptAlone, and of adopt
-	orphans                        orphanage
-	callers                        callers
-	templates                      templates
-	limits                         limiter
-	flushing                       running  // of the shared intake
-	held                           sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
+	waitingBytes, alone, heldAlone, aloneQuoted *semaphore.Weighted
+	background                                  sync.WaitGroup // goroutines of acceptAlone, and of adopt
+	orphans                                     orphanage
+	callers                                     callers
+	templates                                   templates
+	limits                                      limiter
+	flushing                                    running  // of the shared intake
+	held                                        sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
 	giveUp  context.CancelFunc

@@ -82,6 +82,10 @@ const (
 	MaxReceiver  = 512 // characters
 	MaxSubject   = 998 // characters: what a line of an e-mail holds
 	MaxTTL       = 10 * 365 * 24 * time.Hour
+	MaxChannels  = 9
+	MaxProblems  = 50 // that are named
+	// MaxAttachments is how many files go with a message.
+	MaxAttachments = 20
 )
 
 // Admitter checks requests. Its fields never change after it is first used.
@@ -164,6 +168,9 @@ type check struct {
 }
 
 func (c *check) fault(field, code, format string, args ...any) {
+	if len(c.problems) >= MaxProblems {
+		return
+	}
 	c.problems = append(c.problems, Problem{Field: field, Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
@@ -195,6 +202,9 @@ func (c *check) batchID() error {
 // template finds the versions that the message gets.
 func (c *check) template(ctx context.Context) error {
 	r := c.r
+	if string(r.Params) == "null" {
+		r.Params = nil
+	}
 	if r.TemplateID == "" {
 		if len(r.Params) > 0 {
 			c.fault("params", CodeInvalid, "go with a template_id only")
@@ -263,16 +273,20 @@ func (c *check) channels() error {
 	if len(c.r.Channels) == 0 {
 		c.fault("channels", CodeRequired, "must name a channel")
 	}
+	if to, ok := c.r.To.(map[string]any); len(c.r.Channels) > MaxChannels || (ok && len(to) > MaxChannels) {
+		c.fault("channels", CodeTooLong, "and to have at most %d entries", MaxChannels)
+		return nil
+	}
 	c.addressees()
 	for i, name := range c.r.Channels {
 		field := fmt.Sprintf("channels[%d]", i)
 		channel, err := msg.ParseChannel(name)
 		switch {
 		case slices.Index(c.r.Channels, name) < i:
-			c.fault(field, CodeInvalid, "names %s a second time", name)
+			c.fault(field, CodeInvalid, "names %.40s a second time", name)
 			continue
 		case err != nil:
-			c.fault(field, CodeUnknown, "no channel is called %q; there are %s", name, strings.Join(channelNames(), ", "))
+			c.fault(field, CodeUnknown, "no channel is called %.40q; there are %s", name, strings.Join(channelNames(), ", "))
 			continue
 		case !c.Configured(channel):
 			c.fault(field, CodeNotConfigured, "the channel %s has no provider; configure channels.%s.providers", name, name)
@@ -321,6 +335,7 @@ func (c *check) addressees() {
 		}
 	case map[string]any:
 		for name, address := range to {
+			name = name[:min(len(name), 100)]
 			if _, ok := address.(string); !ok {
 				c.fault("to."+name, CodeInvalid, "must be an address, as text")
 			}
@@ -453,7 +468,9 @@ func (c *check) filled() error {
 		c.rendered = append(c.rendered, Rendered{t.Channel, t.Receiver, filled})
 	}
 	for _, name := range slices.Sorted(maps.Keys(missing)) {
-		c.problems = append(c.problems, Missing(name))
+		if len(c.problems) < MaxProblems {
+			c.problems = append(c.problems, Missing(name))
+		}
 	}
 	return nil
 }
@@ -480,7 +497,6 @@ func depth(v any) (most int) {
 // Limits of what becomes a header of a mail's part, in bytes: encoded as a parameter, a name takes three times as much, twice
 // on a line that may have 998.
 const (
-	maxAttachments = 20
 	maxFilename    = 120
 	maxContentType = 100
 )
@@ -490,8 +506,8 @@ func (c *check) attachments(mail bool) (files []store.Attachment) {
 		c.fault("attachments", CodeInvalid, "go with e-mail only")
 		return nil
 	}
-	if len(c.r.Attachments) > maxAttachments {
-		c.fault("attachments", CodeTooLong, "are %d, at most %d go with a message", len(c.r.Attachments), maxAttachments)
+	if len(c.r.Attachments) > MaxAttachments {
+		c.fault("attachments", CodeTooLong, "are %d, at most %d go with a message", len(c.r.Attachments), MaxAttachments)
 	}
 	for i, a := range c.r.Attachments {
 		field := fmt.Sprintf("attachments[%d]", i)

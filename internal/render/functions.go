@@ -2,11 +2,13 @@ package render
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/big"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	texttemplate "text/template"
 	"time"
 	"unicode/utf8"
@@ -23,7 +25,7 @@ type scope struct {
 
 // functions are what rewritten trees call. The first group is put there by the rewriter; templates can name only the others.
 var functions = texttemplate.FuncMap{
-	"get": get, "opt": opt, "truth": truth, "inside": inside, "each": each, "place": place,
+	"get": get, "opt": opt, "find": find, "findOpt": findOpt, "truth": truth, "inside": inside, "each": each, "place": place,
 
 	"default": fallback, "upper": upper, "lower": lower, "date": date, "number": number, "json": asJSON, "len": length,
 	"eq": equal, "ne": unequal, "lt": less, "le": lessOrEqual, "gt": greater, "ge": greaterOrEqual, "and": and, "or": or, "not": not,
@@ -34,7 +36,7 @@ var available = func() map[string]bool {
 	for name := range functions {
 		names[name] = true
 	}
-	for _, hidden := range []string{"get", "opt", "truth", "inside", "each", "place"} {
+	for _, hidden := range []string{"get", "opt", "find", "findOpt", "truth", "inside", "each", "place"} {
 		delete(names, hidden)
 	}
 	return names
@@ -52,46 +54,46 @@ var functionNames = func() string {
 // lenient functions take absent values.
 var lenient = map[string]bool{"default": true, "and": true, "or": true, "not": true}
 
-// get looks a name up from a place on. What is missing, or null, is noted, and stands for nothing.
-func get(at any, path ...string) (any, error) {
-	s := scopeOf(at)
-	if s == nil {
+// get walks a path from a place. What is missing, or null, is noted, and stands for nothing.
+func get(at any, path ...string) (any, error) { return look(at, path, false, true) }
+
+// opt is get where a value may be absent.
+func opt(at any, path ...string) (any, error) { return look(at, path, false, false) }
+
+// find is get for a bare name: one that the place does not have is looked for in the message's variables.
+func find(at any, path ...string) (any, error) { return look(at, path, true, true) }
+
+// findOpt is find where a value may be absent.
+func findOpt(at any, path ...string) (any, error) { return look(at, path, true, false) }
+
+func look(at any, path []string, bare, needed bool) (any, error) {
+	s, ok := at.(*scope)
+	if !ok {
+		if at == nil { // what {{with}} did not find
+			return "", nil
+		}
 		return at, nil
 	}
-	v, ok := s.find(path)
+	if s == nil {
+		return "", nil
+	}
 	if err := s.run.step(1); err != nil {
 		return nil, err
 	}
-	if !ok && len(path) > 0 {
+	from := s.value
+	if here, ok := from.(map[string]any); bare && (!ok || !has(here, path[0])) {
+		from = s.run.root
+	}
+	v, found := walk(from, path)
+	if !found && needed && len(path) > 0 {
 		s.run.miss(path)
 	}
 	return printable(s.run, v)
 }
 
-// opt is get where a value may be absent.
-func opt(at any, path ...string) (any, error) {
-	s := scopeOf(at)
-	if s == nil {
-		return at, nil
-	}
-	if err := s.run.step(1); err != nil {
-		return nil, err
-	}
-	v, _ := s.find(path)
-	return printable(s.run, v)
-}
-
-func scopeOf(v any) *scope {
-	s, _ := v.(*scope)
-	return s
-}
-
-// find walks a path. A name that the place does not have is looked for in the message's variables.
-func (s *scope) find(path []string) (any, bool) {
-	if v, ok := walk(s.value, path); ok {
-		return v, true
-	}
-	return walk(s.run.root, path)
+func has(object map[string]any, name string) bool {
+	_, ok := object[name]
+	return ok
 }
 
 func walk(v any, path []string) (any, bool) {
@@ -128,6 +130,8 @@ func printable(r *run, v any) (any, error) {
 		return "", nil
 	case string:
 		return v, r.produce(len(v))
+	case json.Number:
+		return v, r.produce(len(v))
 	case map[string]any, []any:
 		return value{v}, r.produce(sizeOf(v))
 	}
@@ -139,6 +143,8 @@ func sizeOf(v any) (n int) {
 	switch v := v.(type) {
 	case string:
 		return len(v) + 2
+	case json.Number:
+		return len(v)
 	case []any:
 		for _, item := range v {
 			n += sizeOf(item) + 1
@@ -163,12 +169,14 @@ func raw(v any) any {
 }
 
 // place makes a place of a value, for {{$x := order}}{{$x.no}}.
-func place(at *scope, v any) *scope { return &scope{value: raw(v), run: at.run} }
+func place(at *scope, v any) (*scope, error) {
+	return &scope{value: raw(v), run: at.run}, at.run.step(1)
+}
 
 // inside is the place that {{with}} goes to; nothing when there is nothing.
-func inside(at *scope, v any) any {
+func inside(at *scope, v any) (any, error) {
 	if !isTrue(v) {
-		return nil
+		return nil, at.run.step(1)
 	}
 	return place(at, v)
 }
@@ -198,7 +206,7 @@ func each(at *scope, v any) (any, error) {
 	return nil, faultf("range wants a list or an object")
 }
 
-func truth(_ *scope, v any) bool { return isTrue(v) }
+func truth(at *scope, v any) (bool, error) { return isTrue(v), at.run.step(1) }
 
 // isTrue: everything but nothing, false, zero, and what is empty.
 func isTrue(v any) bool {
@@ -218,16 +226,20 @@ func isTrue(v any) bool {
 	return !ok || n.Sign() != 0
 }
 
-func fallback(_ *scope, instead, v any) any {
+func fallback(at *scope, instead, v any) (any, error) {
 	if !isTrue(v) {
-		return instead
+		v = instead
 	}
-	return v
+	return v, at.run.step(1)
 }
 
-func and(_ *scope, values ...any) any { return firstThat(values, false) }
+func and(at *scope, values ...any) (any, error) {
+	return firstThat(values, false), at.run.step(1 + len(values))
+}
 
-func or(_ *scope, values ...any) any { return firstThat(values, true) }
+func or(at *scope, values ...any) (any, error) {
+	return firstThat(values, true), at.run.step(1 + len(values))
+}
 
 func firstThat(values []any, want bool) any {
 	for _, v := range values {
@@ -241,7 +253,7 @@ func firstThat(values []any, want bool) any {
 	return values[len(values)-1]
 }
 
-func not(_ *scope, v any) bool { return !isTrue(v) }
+func not(at *scope, v any) (bool, error) { return !isTrue(v), at.run.step(1) }
 
 func upper(at *scope, v any) (string, error) { return convert(at, v, strings.ToUpper) }
 
@@ -249,7 +261,7 @@ func lower(at *scope, v any) (string, error) { return convert(at, v, strings.ToL
 
 func convert(at *scope, v any, with func(string) string) (string, error) {
 	text := fmt.Sprint(v)
-	return with(text), at.run.produce(len(text))
+	return with(text), errors.Join(at.run.step(1), at.run.produce(len(text)))
 }
 
 func asJSON(at *scope, v any) (string, error) {
@@ -257,10 +269,13 @@ func asJSON(at *scope, v any) (string, error) {
 	if err != nil {
 		return "", faultf("json: %v", err)
 	}
-	return string(text), at.run.produce(len(text))
+	return string(text), errors.Join(at.run.step(1), at.run.produce(len(text)))
 }
 
-func length(_ *scope, v any) (int, error) {
+func length(at *scope, v any) (int, error) {
+	if err := at.run.step(1); err != nil {
+		return 0, err
+	}
 	switch v := raw(v).(type) {
 	case string:
 		return utf8.RuneCountInString(v), nil
@@ -290,6 +305,9 @@ func rational(v any) (*big.Rat, bool) {
 	default:
 		return nil, false
 	}
+	if len(text) > 2*maxDigits {
+		return nil, false
+	}
 	mantissa, exponent, found := strings.Cut(strings.ToLower(text), "e")
 	if len(mantissa) > maxDigits || strings.ContainsAny(text, "/_xXpP") {
 		return nil, false
@@ -301,7 +319,10 @@ func rational(v any) (*big.Rat, bool) {
 }
 
 // number writes a number with so many digits after the point, and groups of three before it: {{number total 2}}.
-func number(_ *scope, v any, digits ...any) (string, error) {
+func number(at *scope, v any, digits ...any) (string, error) {
+	if err := at.run.step(1); err != nil {
+		return "", err
+	}
 	n, ok := rational(raw(v))
 	if !ok {
 		return "", faultf("number wants a number")
@@ -339,9 +360,9 @@ func date(at *scope, v, layout any, zone ...any) (string, error) {
 	t = t.UTC()
 	if len(zone) > 0 {
 		name, _ := raw(zone[0]).(string)
-		location, err := time.LoadLocation(name)
-		if err != nil || name == "Local" {
-			return "", faultf("date knows no zone %q", name)
+		location := zoneOf(name)
+		if location == nil {
+			return "", faultf("date knows no zone %.64q", name)
 		}
 		t = t.In(location)
 	}
@@ -349,7 +370,22 @@ func date(at *scope, v, layout any, zone ...any) (string, error) {
 	if form == "" || len(form) > 100 {
 		return "", faultf("date wants a form such as YYYY-MM-DD HH:mm:ss")
 	}
-	return t.Format(layouts.Replace(form)), at.run.produce(len(form))
+	return t.Format(layouts.Replace(form)), errors.Join(at.run.step(1), at.run.produce(len(form)))
+}
+
+// zones keeps those that were asked for: reading one takes longer than all else that a template may do in a step.
+var zones sync.Map
+
+func zoneOf(name string) *time.Location {
+	if known, ok := zones.Load(name); ok {
+		return known.(*time.Location)
+	}
+	location, err := time.LoadLocation(name)
+	if err != nil || name == "Local" {
+		return nil
+	}
+	zones.Store(name, location)
+	return location
 }
 
 func instant(v any) (time.Time, error) {
@@ -367,30 +403,40 @@ func instant(v any) (time.Time, error) {
 	return time.Time{}, faultf("date wants RFC 3339, a day, or Unix milliseconds")
 }
 
-// compare orders two numbers by value, however they are written, or two texts.
-func compare(a, b any) (int, error) {
+// compare orders two numbers by value, however they are written, or two texts. What is absent is neither less nor greater
+// than anything: known is false.
+func compare(at *scope, a, b any) (order int, known bool, err error) {
+	if err := at.run.step(1); err != nil {
+		return 0, false, err
+	}
 	a, b = raw(a), raw(b)
 	x, isNumber := rational(a)
 	y, areNumbers := rational(b)
 	if isNumber && areNumbers {
-		return x.Cmp(y), nil
+		return x.Cmp(y), true, nil
 	}
 	s, isText := a.(string)
 	t, areTexts := b.(string)
-	if isText && areTexts {
-		return strings.Compare(s, t), nil
+	switch {
+	case isText && areTexts:
+		return strings.Compare(s, t), true, nil
+	case (isText && s == "") || (areTexts && t == "") || a == nil || b == nil:
+		return 0, false, nil
 	}
-	return 0, faultf("a comparison wants two numbers or two texts")
+	return 0, false, faultf("a comparison wants two numbers or two texts")
 }
 
-func equal(_ *scope, a any, others ...any) (bool, error) {
+func equal(at *scope, a any, others ...any) (bool, error) {
 	for _, b := range others {
+		if err := at.run.step(1); err != nil {
+			return false, err
+		}
 		p, isBool := raw(a).(bool)
 		q, areBools := raw(b).(bool)
 		if isBool && areBools && p == q {
 			return true, nil
 		}
-		if c, err := compare(a, b); err == nil && c == 0 {
+		if c, known, err := compare(at, a, b); err == nil && known && c == 0 {
 			return true, nil
 		}
 	}
@@ -402,22 +448,22 @@ func unequal(at *scope, a, b any) (bool, error) {
 	return !same, err
 }
 
-func less(_ *scope, a, b any) (bool, error) {
-	c, err := compare(a, b)
-	return c < 0, err
+func less(at *scope, a, b any) (bool, error) {
+	c, known, err := compare(at, a, b)
+	return known && c < 0, err
 }
 
-func lessOrEqual(_ *scope, a, b any) (bool, error) {
-	c, err := compare(a, b)
-	return c <= 0, err
+func lessOrEqual(at *scope, a, b any) (bool, error) {
+	c, known, err := compare(at, a, b)
+	return known && c <= 0, err
 }
 
-func greater(_ *scope, a, b any) (bool, error) {
-	c, err := compare(a, b)
-	return c > 0, err
+func greater(at *scope, a, b any) (bool, error) {
+	c, known, err := compare(at, a, b)
+	return known && c > 0, err
 }
 
-func greaterOrEqual(_ *scope, a, b any) (bool, error) {
-	c, err := compare(a, b)
-	return c >= 0, err
+func greaterOrEqual(at *scope, a, b any) (bool, error) {
+	c, known, err := compare(at, a, b)
+	return known && c >= 0, err
 }

@@ -30,7 +30,7 @@ const (
 const (
 	MaxText  = 64 << 10 // bytes of a text or a subject
 	MaxHTML  = 1 << 20  // bytes of an HTML part
-	maxSteps = 100_000  // values looked up and rounds of {{range}}
+	maxSteps = 100_000  // calls of functions, look-ups and rounds of {{range}}
 	maxWork  = 8 << 20  // bytes that functions may produce
 	maxDepth = 30       // of nested blocks and parentheses
 )

@@ -51,6 +51,12 @@ func TestRender(t *testing.T) {
 		{"{{paid}} {{not paid}} {{or empty order.no}}", "true false A-17"},
 		{"{{date}}", "today"},
 		{"{{/* a remark */}}x", "x"},
+		{"{{with $x := nope}}a{{else}}b{{$x}}{{end}}", "b"},
+		{"{{if gt nope 3}}many{{else}}few{{end}}{{if and nope (gt nope 3)}}x{{end}}", "few"},
+		{"{{range $i := order.items}}{{$i.name}}={{$i.price | default \"-\"}};{{end}}", "tea=-;<b>=-;"},
+		{"{{range order.items}}{{.price | default \"-\"}}{{price}};{{end}}", "-0.10;-0.10;"},
+		{"{{with order}}{{.username | default \"-\"}}{{username}}{{end}}", "-Tom & Jerry"},
+		{"{{$n := nick | default \"x\"}}{{$n}}", "x"},
 	} {
 		params := order
 		if tt.source == "{{date}}" {
@@ -100,6 +106,13 @@ func TestMissing(t *testing.T) {
 	if !errors.As(err, &missing) || !slices.Equal(missing.Names, []string{"a", "b.c", "list", "none"}) {
 		t.Fatalf("%v", err)
 	}
+	declared, err := Compile("{{$n := nope}}Hello {{$n}}{{range $i := list}}{{$i.price}}{{end}}", None)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = declared.Render(variables(t, `{"price":99,"list":[{"name":"milk"}]}`)); !errors.As(err, &missing) || !slices.Equal(missing.Names, []string{"nope", "price"}) {
+		t.Fatalf("%v", err)
+	}
 	if _, err = tmpl.Render(variables(t, `{"a":1,"b":{"c":2},"none":"n","list":[{"y":1}]}`)); !errors.As(err, &missing) || !slices.Equal(missing.Names, []string{"x"}) {
 		t.Fatalf("%v", err)
 	}
@@ -110,7 +123,7 @@ func TestBadTemplates(t *testing.T) {
 	for _, source := range []string{
 		"{{", "{{}}", "{{user name}}", "{{user-name}}", "{{if a}}", "{{end}}", "{{printf \"%1000000000d\" 1}}", "{{call x}}", "{{html a}}", "{{js a}}", "{{slice a 1}}",
 		"{{index a 1}}", "{{template \"template\" .}}", "{{template \"x\"}}", "{{define \"x\"}}{{template \"x\"}}{{end}}", "{{block \"x\" .}}{{end}}", "{{get . \"a\"}}", "{{each . a}}",
-		"{{a | b}}", "{{1 2}}", "{{a.b 1}}", "{{\"x\" | 1}}", "{{nil}}", "{{$x}}", "{{env \"HOME\"}}",
+		"{{if $o := a}}{{end}}", "{{find . \"a\"}}", "{{a | b}}", "{{1 2}}", "{{a.b 1}}", "{{\"x\" | 1}}", "{{nil}}", "{{$x}}", "{{env \"HOME\"}}",
 		strings.Repeat("{{if a}}", 40) + strings.Repeat("{{end}}", 40), "{{" + strings.Repeat("(", 60) + "a" + strings.Repeat(")", 60) + "}}",
 	} {
 		if tmpl, err := Compile(source, None); err == nil {
@@ -136,6 +149,9 @@ func TestBounds(t *testing.T) {
 		{"{{range a}}{{range a}}{{range a}}{{range a}}{{end}}{{end}}{{end}}{{end}}", `{"a":` + list + `}`},
 		{"{{range a}}{{range a}}" + strings.Repeat("y", 1000) + "{{end}}{{end}}", `{"a":` + list + `}`},
 		{"{{range a}}{{if upper h}}{{end}}{{end}}", `{"a":` + list + `,"h":` + huge + `}`},
+		{"{{range a}}" + strings.Repeat("{{if 0}}{{end}}", 4000) + "{{end}}", `{"a":` + list + `}`},
+		{"{{range a}}" + strings.Repeat("{{if eq 1 2}}{{end}}", 3000) + "{{end}}", `{"a":` + list + `}`},
+		{"{{range a}}" + strings.Repeat("{{if date 0 \"H\" \"Asia/Shanghai\"}}{{end}}", 1000) + "{{end}}", `{"a":` + list + `}`},
 		{"{{h}}", `{"h":` + huge + `}`},
 		{"{{number n 2}}", `{"n":1e999999999}`},
 		{"{{number n 2}}", `{"n":` + strings.Repeat("9", 5000) + `}`},

@@ -5,8 +5,8 @@ import (
 	"text/template/parse"
 )
 
-// rewriter turns the names in a parsed template into look-ups: {{order.no}} becomes {{get . "order" "no"}}. Where a value may be
-// absent (a condition, the arguments of default) the look-up is opt, which reports nothing.
+// rewriter turns the names in a parsed template into look-ups: {{order.no}} becomes {{find . "order" "no"}}. Where a value may be
+// absent (a condition, the arguments of default) the look-up is one that reports nothing.
 type rewriter struct {
 	depth int
 	err   error
@@ -32,6 +32,9 @@ func (w *rewriter) list(l *parse.ListNode) {
 		case *parse.ActionNode:
 			w.pipe(n.Pipe, false)
 		case *parse.IfNode:
+			if len(n.Pipe.Decl) > 0 {
+				w.fault(n, "if declares no variable: declare %s before it", n.Pipe.Decl[0])
+			}
 			w.wrap(n.Pipe, "truth", true)
 			w.list(n.List)
 			w.list(n.ElseList)
@@ -62,7 +65,7 @@ func (w *rewriter) wrap(p *parse.PipeNode, function string, optional bool) {
 // pipe rewrites a pipeline. A variable that it declares holds a place, so that names can be looked up in it.
 func (w *rewriter) pipe(p *parse.PipeNode, optional bool) {
 	if len(p.Decl) > 0 {
-		w.wrap(p, "place", true)
+		w.wrap(p, "place", optional)
 		return
 	}
 	w.commands(p, optional)
@@ -110,13 +113,13 @@ func (w *rewriter) command(c *parse.CommandNode, first, optional bool) {
 
 // value rewrites an operand.
 func (w *rewriter) value(n parse.Node, optional bool) parse.Node {
-	look := "get"
+	look, bare := "get", "find"
 	if optional {
-		look = "opt"
+		look, bare = "opt", "findOpt"
 	}
 	switch n := n.(type) {
 	case *parse.IdentifierNode:
-		return paren(call(look, dot(), texts(n.Ident)...))
+		return paren(call(bare, dot(), texts(n.Ident)...))
 	case *parse.FieldNode:
 		return paren(call(look, dot(), texts(n.Ident...)...))
 	case *parse.DotNode:
@@ -125,7 +128,7 @@ func (w *rewriter) value(n parse.Node, optional bool) parse.Node {
 		return paren(call(look, variable(n.Ident[0]), texts(n.Ident[1:]...)...))
 	case *parse.ChainNode:
 		if root, ok := n.Node.(*parse.IdentifierNode); ok {
-			return paren(call(look, dot(), texts(append([]string{root.Ident}, n.Field...)...)...))
+			return paren(call(bare, dot(), texts(append([]string{root.Ident}, n.Field...)...)...))
 		}
 		inner := w.value(n.Node, optional)
 		return paren(call(look, paren(call("place", dot(), inner)), texts(n.Field...)...))

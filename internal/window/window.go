@@ -27,12 +27,15 @@ const (
 type Window struct {
 	times  []int64           // Unix ms of the last events, oldest first, where they are counted one by one
 	part   int64             // the newest part, counted from 1970
-	counts [parts + 1]uint32 // of the newest part and those before it
+	counts [parts + 2]uint32 // of the newest part and those before it; one more than a window has, as events may be noted a little ahead
 }
 
 // Free tells how many events are allowed at an instant, and, if none, when the next one is.
 func (w *Window) Free(l Limit, now time.Time) (n int, next time.Time) {
 	ms := now.UnixMilli()
+	if l.Num <= 0 {
+		return 0, now.Add(l.Unit)
+	}
 	if l.Num <= Exact {
 		w.dropUntil(ms - l.Unit.Milliseconds())
 		if n = l.Num - len(w.times); n > 0 {
@@ -43,13 +46,15 @@ func (w *Window) Free(l Limit, now time.Time) (n int, next time.Time) {
 	}
 	w.turn(l, ms)
 	used, kept := 0, partsOf(l)
-	for _, c := range w.counts[:kept+1] {
+	ahead := int(max(0, w.part-ms/partOf(l))) // the newest part lies so far ahead of now, and so the window begins in an earlier one
+	inside := min(len(w.counts), kept+1+ahead)
+	for _, c := range w.counts[:inside] {
 		used += int(c)
 	}
 	if n = l.Num - used; n > 0 {
 		return n, now
 	}
-	for i := kept; i >= 0; i-- { // the oldest parts leave first
+	for i := inside - 1; i >= 0; i-- { // the oldest parts leave first
 		if used -= int(w.counts[i]); used < l.Num {
 			return 0, time.UnixMilli((w.part - int64(i) + int64(kept) + 1) * partOf(l))
 		}
@@ -68,7 +73,7 @@ func (w *Window) Add(l Limit, now time.Time, n int) {
 		return
 	}
 	w.turn(l, ms)
-	w.counts[min(parts, max(0, w.part-ms/partOf(l)))] += uint32(n)
+	w.counts[min(parts+1, max(0, w.part-ms/partOf(l)))] += uint32(n)
 }
 
 // Over is when nothing of the window matters any more.
@@ -102,8 +107,8 @@ func (w *Window) turn(l Limit, ms int64) {
 	if steps <= 0 {
 		return
 	}
-	var moved [parts + 1]uint32
-	if steps <= parts {
+	var moved [parts + 2]uint32
+	if steps < int64(len(moved)) {
 		copy(moved[steps:], w.counts[:])
 	}
 	w.counts, w.part = moved, part
@@ -128,7 +133,7 @@ func (w *Window) Bytes(l Limit) []byte {
 	return b
 }
 
-// Parse reads what Bytes has written. The state of a limit that is counted another way says nothing: it begins anew.
+// Parse reads what Bytes has written, for a limit of the same unit.
 func Parse(b []byte, l Limit) (w Window, err error) {
 	if len(b) == 0 {
 		return w, nil
@@ -136,22 +141,41 @@ func Parse(b []byte, l Limit) (w Window, err error) {
 	kind, b := b[0], b[1:]
 	switch {
 	case kind == 't' && len(b)%8 == 0:
-		if l.Num <= Exact {
-			for ; len(b) > 0; b = b[8:] {
-				w.times = append(w.times, int64(binary.BigEndian.Uint64(b)))
-			}
+		for ; len(b) > 0; b = b[8:] {
+			w.times = append(w.times, int64(binary.BigEndian.Uint64(b)))
 		}
-		return w, nil
-	case kind == 'p' && len(b) == 8+4*(parts+1):
-		if l.Num > Exact {
-			w.part = int64(binary.BigEndian.Uint64(b))
-			for i := range w.counts {
-				w.counts[i] = binary.BigEndian.Uint32(b[8+4*i:])
-			}
+	case kind == 'p' && len(b) == 8+4*len(w.counts):
+		w.part = int64(binary.BigEndian.Uint64(b))
+		for i := range w.counts {
+			w.counts[i] = binary.BigEndian.Uint32(b[8+4*i:])
 		}
-		return w, nil
+	default:
+		return w, errState
 	}
-	return w, errState
+	w.Convert(l)
+	return w, nil
+}
+
+// Convert makes the window's form the one that a limit is counted in, after the limit has changed. What was counted in parts is
+// taken to have happened at their ends.
+func (w *Window) Convert(l Limit) {
+	switch {
+	case l.Num > Exact && len(w.times) > 0:
+		times := w.times
+		w.times = nil
+		for _, t := range times {
+			w.Add(l, time.UnixMilli(t), 1)
+		}
+	case l.Num <= Exact && w.part != 0:
+		for i, c := range w.counts {
+			end := (w.part-int64(i)+1)*partOf(l) - 1
+			for range min(int(c), Exact-len(w.times)) {
+				w.times = append(w.times, end)
+			}
+		}
+		slices.Sort(w.times)
+		w.part, w.counts = 0, [parts + 2]uint32{}
+	}
 }
 
 // Clone is a copy that may be changed by itself.

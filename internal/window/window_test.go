@@ -104,6 +104,55 @@ func TestProperties(t *testing.T) {
 	})
 }
 
+// Events that are noted a little ahead of the clock, by more or less, make nothing free.
+func TestAhead(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		l := Limit{rapid.IntRange(51, 300).Draw(t, "num"), 10 * time.Second}
+		var w Window
+		var accepted []time.Time
+		now := start
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "wait")) * time.Millisecond)
+			n, _ := w.Free(l, now)
+			take := min(n, rapid.IntRange(0, 150).Draw(t, "take"))
+			at := now.Add(time.Duration(rapid.IntRange(0, 100).Draw(t, "ahead")) * time.Millisecond)
+			for range take { // one by one, as a batch does it
+				if free, _ := w.Free(l, now); free == 0 {
+					break
+				}
+				w.Add(l, at, 1)
+				accepted = append(accepted, now)
+			}
+		}
+		if got := worst(accepted, l.Unit); got > l.Num {
+			t.Fatalf("%d of %d in one window", got, l.Num)
+		}
+	})
+}
+
+// A limit that is changed keeps what was counted, also where it is counted in another way from then on.
+func TestChanged(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ from, to, free int }{{60, 50, 0}, {50, 60, 10}, {200, 10, 0}, {10, 0, 0}} {
+		var w Window
+		from, to := Limit{tt.from, time.Hour}, Limit{tt.to, time.Hour}
+		for range tt.from {
+			w.Add(from, start, 1)
+		}
+		again, err := Parse(w.Bytes(from), to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, _ := again.Free(to, start.Add(time.Minute)); n != tt.free {
+			t.Errorf("%+v: %d free", tt, n)
+		}
+		if n, _ := again.Free(to, start.Add(2*time.Hour)); n != tt.to {
+			t.Errorf("%+v: %d free two hours later", tt, n)
+		}
+	}
+}
+
 func TestLowered(t *testing.T) {
 	t.Parallel()
 	var w Window
