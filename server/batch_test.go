@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-
 	"runtime"
 	"strings"
 	"testing"
