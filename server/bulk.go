@@ -21,7 +21,8 @@ const (
 	maxLine       = 1 << 20
 	bulkReadTime  = 30 * time.Second // for one read, not for the whole
 	bulkWriteTime = 30 * time.Second
-	bulkAhead     = 2  // chunks that are read and checked while one is committed
+	bulkParallel  = 2  // chunks that are committed at the same time
+	bulkAhead     = 2  // chunks that are read and checked meanwhile
 	mostBulkFault = 20 // faulty lines that a progress line names
 )
 
@@ -97,7 +98,8 @@ func (s *Server) bulk(w http.ResponseWriter, r *http.Request) {
 	sum := BulkProgress{BatchID: batchID}
 	for c := range chunks {
 		ended = c.last
-		s.commitBulk(ctx, c, &sum)
+		<-c.committed
+		c.addTo(&sum)
 		if c.err != nil {
 			sum.Done, sum.Error = true, c.err
 		}
@@ -116,16 +118,30 @@ func (s *Server) bulk(w http.ResponseWriter, r *http.Request) {
 // bulkChunk is a number of lines that were read and checked.
 type bulkChunk struct {
 	chunk
-	lines   int
-	results []*ItemResult
-	last    bool
-	err     *APIError // why there are no more
+	lines     int
+	results   []*ItemResult
+	last      bool
+	err       *APIError // why there are no more
+	counts    BatchAnswer
+	committed chan struct{} // closed when counts is there
 }
 
 // readBulk reads and checks lines until the body ends, while earlier chunks are committed.
 func (s *Server) readBulk(ctx context.Context, control *http.ResponseController, body io.Reader, batchID string, chunks chan<- *bulkChunk) {
 	defer close(chunks)
+	places := make(chan struct{}, bulkParallel)
 	pass := func(c *bulkChunk) bool {
+		c.committed = make(chan struct{})
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			return false
+		}
+		go func() {
+			defer close(c.committed)
+			s.accept(ctx, &c.chunk, &c.counts)
+			<-places
+		}()
 		select {
 		case chunks <- c:
 			return true
@@ -173,13 +189,11 @@ func (s *Server) readBulk(ctx context.Context, control *http.ResponseController,
 	}
 }
 
-// commitBulk stores a chunk and adds to the sums. When the database is what refuses, the rest is not tried.
-func (s *Server) commitBulk(ctx context.Context, c *bulkChunk, sum *BulkProgress) {
-	var counts BatchAnswer
-	s.accept(ctx, &c.chunk, &counts)
+// addTo adds to the sums. When the database is what refuses, the rest is not tried.
+func (c *bulkChunk) addTo(sum *BulkProgress) {
 	sum.Lines += c.lines
-	sum.Accepted += counts.Accepted
-	sum.Duplicates += counts.Duplicates
+	sum.Accepted += c.counts.Accepted
+	sum.Duplicates += c.counts.Duplicates
 	for _, r := range c.results {
 		if r.Error == nil {
 			continue

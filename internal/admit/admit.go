@@ -20,6 +20,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	strict "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"tidings/internal/catalog"
@@ -148,7 +149,7 @@ func (a *Admitter) Check(ctx context.Context, source string, r *Request) (*Check
 	}
 	checked := &Checked{Problems: c.problems, Steps: c.steps, Rendered: c.rendered}
 	if len(c.problems) == 0 {
-		c.m.BodyHash = bodyHash(r, c.variables)
+		c.m.BodyHash = bodyHash(r, c.m.Params)
 		checked.Message = c.m
 	}
 	return checked, nil
@@ -437,7 +438,7 @@ func (c *check) filled() error {
 		c.m.Content = content
 	}
 	if c.variables != nil {
-		params, err := marshal(c.variables)
+		params, err := marshalExact(c.variables)
 		if err != nil {
 			return err
 		}
@@ -605,21 +606,21 @@ func ParseTime(v any) (time.Time, error) {
 
 // bodyHash tells requests apart that came under the same key. The key itself does not count, nor does the campaign: a file of
 // messages that is sent again gets another one where none is named.
-func bodyHash(r *Request, variables map[string]any) [sha256.Size]byte {
+func bodyHash(r *Request, params []byte) [sha256.Size]byte {
 	bare := *r
 	bare.RequestID, bare.BatchID, bare.Params = "", "", nil
-	body, err := marshal(struct {
-		*Request
-		Params map[string]any `json:"params,omitempty"` // in one order, however they came
-	}{&bare, variables})
+	body, err := marshal(&bare)
 	if err != nil {
 		panic("admit: a decoded request does not encode: " + err.Error()) // strings, numbers and maps of them always do
 	}
-	return sha256.Sum256(body)
+	return sha256.Sum256(append(body, params...)) // params as they are stored: in one order, however they came
 }
 
 // marshal writes JSON as people want to read it in a column: <, > and & as themselves.
-func marshal(v any) ([]byte, error) {
+func marshal(v any) ([]byte, error) { return strict.Marshal(v, strict.Deterministic(true)) }
+
+// marshalExact is marshal for variables, whose numbers are kept as they were written.
+func marshalExact(v map[string]any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
