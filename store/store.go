@@ -63,7 +63,6 @@ type Store struct {
 	callers                                     callers
 	templates                                   templates
 	limits                                      limiter
-	flushing                                    running  // of the shared intake
 	held                                        sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
