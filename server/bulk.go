@@ -87,12 +87,13 @@ func (s *Server) bulk(w http.ResponseWriter, r *http.Request) {
 	chunks := make(chan *bulkChunk, bulkAhead)
 	go s.readBulk(ctx, control, r.Body, batchID, chunks)
 	ended := false // the body has been read to its end
-	defer func() { // nothing may read the body when this has returned
+	defer func() { // nothing may read the body, or write to the store, when this has returned
 		stop()
 		if !ended {
 			control.SetReadDeadline(time.Now())
 		}
-		for range chunks {
+		for c := range chunks {
+			<-c.committed
 		}
 	}()
 	sum := BulkProgress{BatchID: batchID}
@@ -146,6 +147,7 @@ func (s *Server) readBulk(ctx context.Context, control *http.ResponseController,
 		case chunks <- c:
 			return true
 		case <-ctx.Done():
+			<-c.committed
 			return false
 		}
 	}
