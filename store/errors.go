@@ -83,7 +83,7 @@ func public(err error) error {
 		return nil
 	case number(err) == erPacketTooLarge || errors.Is(err, mysql.ErrPktTooLarge):
 		return errors.Join(ErrTooLarge, err)
-	case mustStartAgain(err):
+	case mustStartAgain(err) || isGuard(err):
 		return errors.Join(ErrBusy, err)
 	case isLost(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, id.ErrNoLease):
 		return errors.Join(ErrUnavailable, err)

@@ -60,7 +60,7 @@ func newCounter(kind, source string, channel msg.Channel, what string, limit win
 }
 
 // counters are what a message is counted against, one entry for each task.
-func (s *Store) counters(quotas *quotaSet, p *pending) (all []counter) {
+func (s *Store) counters(quotas quotaSet, p *pending) (all []counter) {
 	for _, t := range p.Tasks {
 		for _, q := range quotas.byChannel[quotaKey{"", t.Channel}] {
 			all = append(all, newCounter(KindGlobal, "", t.Channel, "", q.limit()))
@@ -118,7 +118,7 @@ type limiter struct {
 	charging [32]*semaphore.Weighted
 	mu       sync.Mutex
 	shared   map[[sha256.Size]byte]count // as this process wrote them last
-	quotas   quotas
+	quotas   mirror[quotaSet]
 }
 
 // begin waits until no other packet of this process charges what a packet is about to charge.
@@ -391,14 +391,6 @@ func quotaTable(source string) string {
 	return "t_source_quota"
 }
 
-// quotas is a copy of the tables that is at most a second old.
-type quotas struct {
-	mu      sync.Mutex
-	set     *quotaSet
-	loaded  time.Time
-	loading chan struct{} // closed when the copy that is being made is there; nil: none is
-}
-
 type quotaKey struct {
 	source  string
 	channel msg.Channel
@@ -407,14 +399,13 @@ type quotaKey struct {
 type quotaSet struct{ byChannel map[quotaKey][]Quota }
 
 // limits tells whether there is a quota for a source on a channel.
-func (q *quotaSet) limits(source string, channel msg.Channel) bool {
+func (q quotaSet) limits(source string, channel msg.Channel) bool {
 	return len(q.byChannel) > 0 && (len(q.byChannel[quotaKey{"", channel}]) > 0 || len(q.byChannel[quotaKey{source, channel}]) > 0)
 }
 
 const (
 	sqlQuotas = `SELECT /* tidings:quotas */ id, '' AS source_id, channel, num, unit, create_time, modify_time FROM t_global_quota
 		UNION ALL SELECT id, source_id, channel, num, unit, create_time, modify_time FROM t_source_quota ORDER BY source_id, channel, unit`
-	quotasFresh = 500 * time.Millisecond
 )
 
 // Quotas lists all quotas: those of all callers together first.
@@ -427,54 +418,17 @@ func (s *Store) Quotas(ctx context.Context) (list []Quota, err error) {
 
 // currentQuotas is what holds now. When the database does not answer, the last copy serves: what it limits cannot be accepted
 // then anyway.
-func (s *Store) currentQuotas(ctx context.Context) *quotaSet {
-	q := &s.limits.quotas
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	age := time.Since(q.loaded)
-	switch {
-	case age < quotasFresh || (q.loading != nil && age < callersOld):
-	case q.loading != nil:
-		loading := q.loading
-		q.mu.Unlock()
-		select {
-		case <-loading:
-		case <-ctx.Done():
-		}
-		q.mu.Lock()
-	default:
-		q.loading = make(chan struct{})
-		q.mu.Unlock()
-		load, cancel := context.WithTimeout(context.WithoutCancel(ctx), callersLoad)
-		s.reloadQuotas(load)
-		cancel()
-		q.mu.Lock()
-		close(q.loading)
-		q.loading = nil
-	}
-	return q.set
+func (s *Store) currentQuotas(ctx context.Context) quotaSet {
+	set, _ := s.limits.quotas.get(ctx)
+	return set
 }
 
-// reloadQuotas makes a new copy. Of two that overlap, the one that was begun later stays.
-func (s *Store) reloadQuotas(ctx context.Context) {
-	began := time.Now()
+func (s *Store) loadQuotas(ctx context.Context) (quotaSet, error) {
 	list, err := s.Quotas(ctx)
-	q := &s.limits.quotas
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.loaded.After(began) {
-		return
-	}
-	q.loaded = began
-	if err == nil {
-		q.fill(list)
-	}
-}
-
-func (q *quotas) fill(list []Quota) {
-	q.set = &quotaSet{map[quotaKey][]Quota{}}
+	set := quotaSet{map[quotaKey][]Quota{}}
 	for _, one := range list {
 		k := quotaKey{one.SourceID, one.Channel}
-		q.set.byChannel[k] = append(q.set.byChannel[k], one)
+		set.byChannel[k] = append(set.byChannel[k], one)
 	}
+	return set, err
 }

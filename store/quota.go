@@ -16,7 +16,7 @@ const (
 func (s *Store) changeQuota(ctx context.Context, by, action string, q *Quota, change func(*sqlx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	defer s.reloadQuotas(ctx) // here it holds at once
+	defer s.limits.quotas.refresh(ctx)
 	err := s.tx(ctx, func(tx *sqlx.Tx) error {
 		if err := change(tx); err != nil {
 			return err

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jmoiron/sqlx"
@@ -115,7 +114,7 @@ func (s *Store) Source(ctx context.Context, id string) (*Source, error) {
 func (s *Store) CreateSource(ctx context.Context, by string, src Source) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	defer s.callers.forget()
+	defer s.callers.refresh(ctx)
 	err := s.tx(ctx, func(tx *sqlx.Tx) error {
 		if _, err := tx.ExecContext(ctx, sqlNewSource, src.ID, src.Name, src.Role); err != nil {
 			return err
@@ -132,7 +131,7 @@ func (s *Store) CreateSource(ctx context.Context, by string, src Source) error {
 func (s *Store) UpdateSource(ctx context.Context, by, id string, change SourceChange) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	defer s.callers.forget()
+	defer s.callers.refresh(ctx)
 	var detail []string
 	if change.Name != nil {
 		detail = append(detail, "name")
@@ -167,7 +166,7 @@ func lockSource(ctx context.Context, tx *sqlx.Tx, id string) error {
 func (s *Store) CreateKey(ctx context.Context, by, source string) (key string, info Key, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	defer s.callers.forget()
+	defer s.callers.refresh(ctx)
 	var secret [32]byte
 	var name [6]byte
 	rand.Read(secret[:])
@@ -202,7 +201,7 @@ func (s *Store) CreateKey(ctx context.Context, by, source string) (key string, i
 func (s *Store) RevokeKey(ctx context.Context, by, source, keyID string) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	defer s.callers.forget()
+	defer s.callers.refresh(ctx)
 	return public(s.tx(ctx, func(tx *sqlx.Tx) error {
 		var owner string
 		err := tx.GetContext(ctx, &owner, sqlKeySource, keyID)
@@ -219,78 +218,23 @@ func (s *Store) RevokeKey(ctx context.Context, by, source, keyID string) error {
 	}))
 }
 
-// callers is what keys are looked up in: a copy of the tables that is at most a second old.
+// callers is what keys are looked up in.
 type callers struct {
-	mu      sync.Mutex
-	byHash  map[[sha256.Size]byte]Source
-	known   bool // whether there are sources at all
-	loaded  time.Time
-	loading chan struct{} // closed when the copy that is being made is there; nil: none is
-	retry   time.Time     // not before, after a failure
-	changes int           // made through this process
-	seen    int           // of them, when the copy was made
+	byHash     map[[sha256.Size]byte]Source
+	registered bool // whether there are sources at all
 }
 
-const (
-	callersFresh = 500 * time.Millisecond
-	callersOld   = 900 * time.Millisecond
-	callersLoad  = time.Second
-	// callersStale is how long the copy serves while the database does not answer: requests then fail for a better reason.
-	callersStale = 30 * time.Second
-)
-
-func (c *callers) forget() {
-	c.mu.Lock()
-	c.changes++
-	c.mu.Unlock()
-}
+// callersStale is how long the copy serves while the database does not answer: requests then fail for a better reason.
+const callersStale = 30 * time.Second
 
 // Caller finds the source that a key names. registered tells whether there are sources at all: while there are none, no key is
-// needed. ErrNotFound when the key opens nothing. One caller brings the copy up to date; the others wait for it only where the copy
-// is older than it may be.
+// needed. ErrNotFound when the key opens nothing.
 func (s *Store) Caller(ctx context.Context, key string) (src Source, registered bool, err error) {
-	c := &s.callers
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for range 2 {
-		age := time.Since(c.loaded)
-		if (c.changes == c.seen && age < callersFresh) || time.Now().Before(c.retry) {
-			break
-		}
-		if c.loading != nil {
-			if age < callersOld {
-				break
-			}
-			loading := c.loading
-			c.mu.Unlock()
-			select {
-			case <-loading:
-			case <-ctx.Done():
-			}
-			c.mu.Lock()
-			continue
-		}
-		c.loading = make(chan struct{})
-		began, changes := time.Now(), c.changes
-		c.mu.Unlock()
-		load, cancel := context.WithTimeout(context.WithoutCancel(ctx), callersLoad)
-		sources, err := s.Sources(load)
-		cancel()
-		c.mu.Lock()
-		close(c.loading)
-		c.loading = nil
-		if err == nil {
-			c.fill(sources)
-			c.loaded, c.seen = began, changes
-		} else {
-			c.retry = time.Now().Add(callersFresh)
-		}
-		break
-	}
-	if time.Since(c.loaded) > callersStale {
+	c, age := s.callers.get(ctx)
+	if age > callersStale {
 		return Source{}, true, fmt.Errorf("sources: %w", ErrUnavailable)
 	}
-	if !c.known {
+	if !c.registered {
 		return Source{}, false, nil
 	}
 	src, ok := c.byHash[sha256.Sum256([]byte(key))]
@@ -300,8 +244,9 @@ func (s *Store) Caller(ctx context.Context, key string) (src Source, registered 
 	return src, true, nil
 }
 
-func (c *callers) fill(sources []Source) {
-	c.byHash, c.known = map[[sha256.Size]byte]Source{}, len(sources) > 0
+func (s *Store) loadCallers(ctx context.Context) (callers, error) {
+	sources, err := s.Sources(ctx)
+	c := callers{byHash: map[[sha256.Size]byte]Source{}, registered: len(sources) > 0}
 	for _, src := range sources {
 		for _, k := range src.Keys {
 			if k.Revoked == nil && len(k.Hash) == sha256.Size {
@@ -309,4 +254,5 @@ func (c *callers) fill(sources []Source) {
 			}
 		}
 	}
+	return c, err
 }

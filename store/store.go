@@ -60,7 +60,7 @@ type Store struct {
 	waitingBytes, alone, heldAlone, aloneQuoted *semaphore.Weighted
 	background                                  sync.WaitGroup // goroutines of acceptAlone, and of adopt
 	orphans                                     orphanage
-	callers                                     callers
+	callers                                     mirror[callers]
 	templates                                   templates
 	limits                                      limiter
 	held                                        sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
@@ -95,18 +95,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		s.db.Close()
 		return nil, fmt.Errorf("take a node number: %w", err)
 	}
-	sources, err := s.Sources(ctx) // so that a copy is there from the first request on
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("read the sources: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
+	s.callers.load, s.limits.quotas.load = s.loadCallers, s.loadQuotas
+	if err := errors.Join(s.callers.refresh(ctx), s.limits.quotas.refresh(ctx)); err != nil { // copies are there from the first request on
+		return nil, errors.Join(fmt.Errorf("read sources and quotas: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
 	}
-	s.callers.fill(sources)
-	s.callers.loaded = time.Now()
-	quotas, err := s.Quotas(ctx)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("read the quotas: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
-	}
-	s.limits.quotas.fill(quotas)
-	s.limits.quotas.loaded = time.Now()
 	s.limits.shared = map[[sha256.Size]byte]count{}
 	s.node.start(s)
 	s.startEnqueues()
