@@ -1,13 +1,8 @@
 package server
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
-	"encoding/json"
-	"math"
 	"mime"
 	"net/http"
 	"strconv"
@@ -114,7 +109,7 @@ func keyForMany() *APIError {
 	return faulty([]admit.Problem{{Field: "Idempotency-Key", Code: admit.CodeInvalid, Message: "is for single messages: give each of many a request_id"}})
 }
 
-func checkBatchID(id string) error {
+func checkBatchID(id string) *APIError {
 	if id != "" && !admit.ValidName(id) {
 		return faulty([]admit.Problem{{Field: "batch_id", Code: admit.CodeInvalid, Message: admit.NameRule}})
 	}
@@ -239,11 +234,9 @@ func (s *Server) listBatches(ctx context.Context, in *listBatchesInput) (*listBa
 	if caller(ctx).Admin() {
 		source = in.Source // none: all
 	}
-	before := uint64(math.MaxInt64)
-	if in.Cursor != "" {
-		if before, err = strconv.ParseUint(in.Cursor, 10, 63); err != nil {
-			return nil, faulty([]admit.Problem{{Field: "cursor", Code: admit.CodeInvalid, Message: "is no next_cursor of a page"}})
-		}
+	before, err := pageBefore(in.Cursor)
+	if err != nil {
+		return nil, err
 	}
 	list, err := s.cfg.Store.Campaigns(ctx, source, before, in.Limit)
 	if err != nil {
@@ -258,22 +251,4 @@ func (s *Server) listBatches(ctx context.Context, in *listBatchesInput) (*listBa
 		out.Body.NextCursor = formatID(list[len(list)-1].First)
 	}
 	return &out, nil
-}
-
-// newBatchID names a campaign that its caller has not named.
-func newBatchID() string {
-	var b [6]byte
-	rand.Read(b[:])
-	return hex.EncodeToString(b[:])
-}
-
-// line encodes one line of an answer.
-func line(v any) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil // our own types always encode
-	}
-	return b.Bytes()
 }

@@ -72,11 +72,11 @@ func (s *Server) bulk(w http.ResponseWriter, r *http.Request) {
 	}
 	batchID := r.URL.Query().Get("batch_id")
 	if problem := checkBatchID(batchID); problem != nil {
-		writeAPIError(w, problem.(*APIError))
+		writeAPIError(w, problem)
 		return
 	}
 	if batchID == "" {
-		batchID = newBatchID()
+		batchID = newID()
 	}
 	control := http.NewResponseController(w)
 	if err := control.EnableFullDuplex(); err != nil {
@@ -105,7 +105,7 @@ func (s *Server) bulk(w http.ResponseWriter, r *http.Request) {
 			sum.Done, sum.Error = true, c.err
 		}
 		control.SetWriteDeadline(time.Now().Add(bulkWriteTime))
-		if _, err := w.Write(line(&sum)); err != nil {
+		if err := jsonFormat.Marshal(w, &sum); err != nil {
 			return // the caller has gone; what was answered, and perhaps a chunk more, is accepted
 		}
 		control.Flush()

@@ -14,7 +14,7 @@ import (
 
 func (s *Server) quotaRoutes(api huma.API) {
 	add := func(id, method, path, summary string) huma.Operation {
-		return huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{"quotas"}, MaxBodyBytes: templateBody, BodyReadTimeout: bodyTimeLimit}
+		return operation("quotas", id, method, path, summary)
 	}
 	create := add("create-quota", http.MethodPost, "/api/quotas", "Limit a channel, of one caller or of all together (admin)")
 	create.DefaultStatus = http.StatusCreated

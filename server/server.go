@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"reflect"
+	"strconv"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -107,6 +109,23 @@ func (s *Server) routes(api huma.API) {
 	huma.Register(api, huma.Operation{
 		OperationID: "ready", Method: http.MethodGet, Path: "/readyz", Summary: "Can it accept messages?", Tags: []string{"health"},
 	}, s.ready)
+}
+
+// operation describes a route that is none of the hot ones.
+func operation(tag, id, method, path, summary string) huma.Operation {
+	return huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag}, MaxBodyBytes: maxBody, BodyReadTimeout: bodyTimeLimit}
+}
+
+// pageBefore reads the cursor of a list that goes down by id.
+func pageBefore(cursor string) (uint64, error) {
+	if cursor == "" {
+		return math.MaxInt64, nil
+	}
+	id, err := strconv.ParseUint(cursor, 10, 63)
+	if err != nil || id == 0 {
+		return 0, faulty([]admit.Problem{{Field: "cursor", Code: admit.CodeInvalid, Message: "is no next_cursor of a page"}})
+	}
+	return id, nil
 }
 
 func contentOf[T any](api huma.API, others ...reflect.Type) map[string]*huma.MediaType {

@@ -2,9 +2,7 @@ package server
 
 import (
 	"context"
-	"math"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -15,7 +13,7 @@ import (
 
 func (s *Server) sourceRoutes(api huma.API) {
 	add := func(id, method, path, summary string) huma.Operation {
-		return huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary + " (admin)", Tags: []string{"sources"}, MaxBodyBytes: templateBody, BodyReadTimeout: bodyTimeLimit}
+		return operation("sources", id, method, path, summary+" (admin)")
 	}
 	create := add("create-source", http.MethodPost, "/api/sources", "Register a caller, and make its first key")
 	create.DefaultStatus = http.StatusCreated
@@ -208,12 +206,9 @@ func (s *Server) listAudit(ctx context.Context, in *listAuditInput) (*listAuditO
 	if _, err := admin(ctx); err != nil {
 		return nil, err
 	}
-	before := uint64(math.MaxInt64)
-	if in.Cursor != "" {
-		var err error
-		if before, err = strconv.ParseUint(in.Cursor, 10, 63); err != nil {
-			return nil, faulty([]admit.Problem{{Field: "cursor", Code: admit.CodeInvalid, Message: "is no next_cursor of a page"}})
-		}
+	before, err := pageBefore(in.Cursor)
+	if err != nil {
+		return nil, err
 	}
 	entries, err := s.cfg.Store.Audit(ctx, before, in.Limit)
 	if err != nil {

@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -24,12 +22,11 @@ const (
 	maxContent      = 64 << 10
 	maxHTML         = 256 << 10
 	maxTemplateName = 256 // characters, and of the sign name and the provider's id
-	templateBody    = 1 << 20
 )
 
 func (s *Server) templateRoutes(api huma.API) {
 	add := func(id, method, path, summary string) huma.Operation {
-		return huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{"templates"}, MaxBodyBytes: templateBody, BodyReadTimeout: bodyTimeLimit}
+		return operation("templates", id, method, path, summary)
 	}
 	create := add("create-template", http.MethodPost, "/api/templates", "Make a template, or its variant for another channel")
 	create.DefaultStatus = http.StatusCreated
@@ -182,9 +179,7 @@ func (s *Server) createTemplate(ctx context.Context, in *createTemplateInput) (*
 	}
 	t := store.Template{SourceID: source, ID: in.Body.TemplateID, Channel: channel, Status: s.firstStatus()}
 	if t.ID == "" {
-		var b [6]byte
-		rand.Read(b[:])
-		t.ID = hex.EncodeToString(b[:])
+		t.ID = newID()
 	}
 	t.Sensitive = in.Body.Category != nil && *in.Body.Category == msg.Verification.String()
 	in.Body.apply(&t)

@@ -23,7 +23,7 @@ func TestTemplates(t *testing.T) {
 	if a := b.do(t, "POST", "/api/templates", `{"template_id":"order","channel":"log","content":"{{username}}: {{order.no}}"}`); a.status != 201 {
 		t.Errorf("a variant: %d %s", a.status, a.raw)
 	}
-	if a := b.do(t, "POST", "/api/templates", `{"channel":"log","content":"x"}`); a.status != 201 || len(a.body["template_id"].(string)) != 12 {
+	if a := b.do(t, "POST", "/api/templates", `{"channel":"log","content":"x"}`); a.status != 201 || len(a.body["template_id"].(string)) != 16 {
 		t.Errorf("a generated id: %d %s", a.status, a.raw)
 	}
 	// An update of the name changes the name only.
