@@ -2,12 +2,14 @@ package server_test
 
 import (
 	"encoding/json"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"tidings/internal/testdb"
+	"tidings/server"
 	"tidings/store"
 )
 
@@ -188,5 +190,20 @@ func TestEveryRouteIsClosed(t *testing.T) {
 	}
 	if a := admin.do(t, "GET", "/api/templates", ""); !strings.Contains(a.raw, "secret-content") {
 		t.Errorf("the admin's templates: %s", a.raw)
+	}
+}
+
+// Without keys, only callers on this machine are let in, whatever the listener's address is.
+func TestNoKeysFromElsewhere(t *testing.T) {
+	t.Parallel()
+	api := server.New(server.Config{Store: testdb.Open(t, store.Config{})})
+	for remote, want := range map[string]int{"127.0.0.1:4000": 200, "[::1]:4000": 200, "192.0.2.7:4000": 401, "[2001:db8::1]:4000": 401, "": 401} {
+		req := httptest.NewRequest("GET", "/api/messages", nil)
+		req.Host, req.RemoteAddr = "localhost", remote
+		res := httptest.NewRecorder()
+		api.ServeHTTP(res, req)
+		if res.Code != want {
+			t.Errorf("from %q: %d %s", remote, res.Code, res.Body)
+		}
 	}
 }

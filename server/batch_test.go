@@ -280,6 +280,17 @@ func TestManyFaults(t *testing.T) {
 	}
 }
 
+// Faulty lines fill a chunk as good ones do.
+func TestFaultyLinesFillChunks(t *testing.T) {
+	t.Parallel()
+	b := setup(t, store.Config{})
+	text := `{"channels":["log"],"nonsense":"` + strings.Repeat("x", 700_000) + `"}` + "\n"
+	last, progress := b.bulk(t, "/api/messages/bulk", strings.NewReader(strings.Repeat(text, 4)))
+	if last["rejected"] != 4.0 || progress < 4 {
+		t.Fatalf("%d lines of progress, the last: %v", progress, last)
+	}
+}
+
 // What would be ignored is refused: it promises what it would not keep.
 func TestManyRefuseWhatTheyIgnore(t *testing.T) {
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"tidings/internal/id"
 	"tidings/internal/msg"
 	"tidings/internal/testdb"
 	"tidings/internal/window"
@@ -421,5 +422,28 @@ func TestOverload(t *testing.T) {
 		if err := lane(l); err != nil {
 			t.Errorf("afterwards %v: %v", l, err)
 		}
+	}
+}
+
+// A packet that is held up before its charge is not charged to the time before: it is made anew, and the message's own time is
+// that of the charge.
+func TestChargeInTime(t *testing.T) {
+	t.Parallel()
+	s := testdb.Open(t, store.Config{})
+	quota(t, s, "default", 5, 2*time.Second)
+	packets := 0
+	s.Sabotage(func(statements []string) []string {
+		if packets++; packets == 1 {
+			return append([]string{"DO SLEEP(0.3)"}, statements...)
+		}
+		return statements
+	})
+	began := time.Now()
+	got := enqueue(t, s, message("held-up"))
+	if packets != 2 {
+		t.Fatalf("%d packets", packets)
+	}
+	if early := began.Add(300 * time.Millisecond).Sub(id.Time(got.MsgID)); early > 20*time.Millisecond { // the clocks differ by little
+		t.Fatalf("the message counts as accepted %v before it was", early)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -261,5 +262,40 @@ func TestRequeueByHand(t *testing.T) {
 	}
 	if n := count(t, raw(t, dsn), "SELECT COUNT(*) FROM v_task WHERE msg_id = ? AND status = 3", task.MsgID); n != 1 {
 		t.Fatal("the task has not ended in one place")
+	}
+}
+
+// The copy to the record and the deletion guard each other: should one of them do less than it ought to, nothing is committed.
+func TestSettleGuards(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"settle-move", "settle-delete"} {
+		dsn := testdb.New(t)
+		s := testdb.Open(t, store.Config{DSN: dsn})
+		fill(t, s, 5)
+		tasks := claim(t, s, 5)
+		var outcomes []store.Outcome
+		for i := range tasks {
+			outcomes = append(outcomes, success(s, tasks[i]))
+		}
+		failed := false
+		s.Sabotage(func(statements []string) []string {
+			statements = slices.Clone(statements)
+			for i := range statements {
+				if !failed && strings.Contains(statements[i], name) {
+					statements[i], failed = "DO 0", true
+				}
+			}
+			return statements
+		})
+		for i, verdict := range settle(t, s, outcomes...) {
+			if verdict != store.Done {
+				t.Errorf("%s, outcome %d: %v", name, i, verdict)
+			}
+		}
+		db := raw(t, dsn)
+		consistent(t, db)
+		if n := count(t, db, "SELECT COUNT(*) FROM t_msg_record WHERE status = 3"); n != 5 || !failed {
+			t.Errorf("%s: %d records", name, n)
+		}
 	}
 }

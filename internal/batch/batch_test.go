@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"go.uber.org/goleak"
 )
@@ -93,28 +94,30 @@ func TestFullQueueHonoursContext(t *testing.T) {
 // A helper flushes whole batches while the flush before is held, and leaves small ones alone.
 func TestHelper(t *testing.T) {
 	t.Parallel()
-	release, started := make(chan struct{}), make(chan struct{}, 1)
-	helped := make(chan []int, 10)
-	b := New(Limits{Items: 3, Bytes: 100, Parallel: 1, Helpers: 1, QueueSize: 10}, func(int) int { return 1 }, func(items []int) {
-		if items[0] == 1 {
-			started <- struct{}{}
-			<-release
-			return
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		var helped [][]int
+		b := New(Limits{Items: 3, Bytes: 100, Parallel: 1, Helpers: 1, QueueSize: 10}, func(int) int { return 1 }, func(items []int) {
+			if items[0] == 1 {
+				<-release
+				return
+			}
+			helped = append(helped, slices.Clone(items))
+		})
+		ctx := context.Background()
+		b.Add(ctx, 1)
+		synctest.Wait()
+		for i := 2; i <= 5; i++ {
+			b.Add(ctx, i)
 		}
-		helped <- slices.Clone(items)
+		synctest.Wait()
+		if !slices.EqualFunc(helped, [][]int{{2, 3, 4}}, slices.Equal[[]int]) || b.Len() != 1 {
+			t.Fatalf("helped with %v, %d wait", helped, b.Len())
+		}
+		close(release)
+		b.Close()
+		if !slices.EqualFunc(helped, [][]int{{2, 3, 4}, {5}}, slices.Equal[[]int]) {
+			t.Fatalf("then %v", helped)
+		}
 	})
-	ctx := context.Background()
-	b.Add(ctx, 1)
-	<-started
-	for i := 2; i <= 5; i++ {
-		b.Add(ctx, i)
-	}
-	if got := <-helped; !slices.Equal(got, []int{2, 3, 4}) {
-		t.Fatalf("helped with %v", got)
-	}
-	close(release)
-	b.Close()
-	if got := <-helped; !slices.Equal(got, []int{5}) {
-		t.Fatalf("then %v", got)
-	}
 }
