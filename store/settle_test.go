@@ -282,7 +282,7 @@ func TestSettleGuards(t *testing.T) {
 			statements = slices.Clone(statements)
 			for i := range statements {
 				if !failed && strings.Contains(statements[i], name) {
-					statements[i], failed = "DO 0", true
+					statements[i], failed = "DO "+strings.Repeat("?, ", strings.Count(statements[i], "?"))+"0", true
 				}
 			}
 			return statements
