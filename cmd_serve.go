@@ -66,7 +66,8 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	var engine *queue.Engine
 	st, err := store.Open(ctx, store.Config{
 		DSN: dsn, Connections: cfg.MySQL.Connections, Lease: cfg.Queue.Lease, IdempotencyTTL: cfg.Idempotency.TTL,
-		Version: version, Log: log, Wake: func(l msg.Lane, c msg.Channel) { engine.Wake(l, c) },
+		Delay:   store.DelayConfig{Slot: cfg.Delay.Slot, Slots: cfg.Delay.Slots, Shards: cfg.Delay.Shards, Lead: cfg.Delay.Lead},
+		Version: version, Log: log, Wake: func(l msg.Lane, c msg.Channel, due time.Time) { engine.Wake(l, c, due) },
 		Reserve: func(l msg.Lane, c msg.Channel, n int) store.Reservation { return engine.Reserve(l, c, n) },
 	})
 	if err != nil {

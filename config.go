@@ -37,6 +37,12 @@ type Config struct {
 		SendTimeout  time.Duration `mapstructure:"send_timeout"`
 		SettleBudget time.Duration `mapstructure:"settle_budget"`
 	} `mapstructure:"queue"`
+	Delay struct {
+		Slot   time.Duration `mapstructure:"slot"`
+		Slots  int           `mapstructure:"slots"`
+		Shards int           `mapstructure:"shards"`
+		Lead   time.Duration `mapstructure:"lead"`
+	} `mapstructure:"delay"`
 	Idempotency struct {
 		TTL time.Duration `mapstructure:"ttl"`
 	} `mapstructure:"idempotency"`
@@ -79,6 +85,10 @@ var defaults = map[string]any{
 	"queue.lease":                time.Minute,
 	"queue.send_timeout":         30 * time.Second,
 	"queue.settle_budget":        10 * time.Second,
+	"delay.slot":                 24 * time.Hour,
+	"delay.slots":                4,
+	"delay.shards":               1,
+	"delay.lead":                 time.Minute,
 	"idempotency.ttl":            24 * time.Hour,
 	"frequency.verification.all": "1/1m",
 	"frequency.notification.all": "",
@@ -194,6 +204,7 @@ func (c *Config) check() error {
 		fault("queue.lease", "(%v) must be longer than queue.send_timeout (%v) and queue.settle_budget (%v) together, or tasks are sent twice",
 			c.Queue.Lease, c.Queue.SendTimeout, c.Queue.SettleBudget)
 	}
+	c.checkDelay(fault)
 	for name, settings := range c.Providers {
 		if kind, _ := settings["type"].(string); !slices.Contains(sender.Types(), kind) {
 			fault("providers."+name+".type", "must be one of %s", strings.Join(sender.Types(), ", "))
@@ -210,6 +221,30 @@ func (c *Config) check() error {
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
+}
+
+// Limits of the delay tables: one statement looks at all of them.
+const (
+	mostDelayTables = 256
+	mostShards      = 32
+	leastSlot       = 10 * time.Second
+	mostSlot        = 366 * 24 * time.Hour
+)
+
+func (c *Config) checkDelay(fault func(key, format string, args ...any)) {
+	d := c.Delay
+	if d.Slot < leastSlot || d.Slot > mostSlot || d.Slot%time.Second != 0 {
+		fault("delay.slot", "must be whole seconds between %v and %v", leastSlot, mostSlot)
+	}
+	if d.Shards < 1 || d.Shards > mostShards {
+		fault("delay.shards", "must be between 1 and %d", mostShards)
+	}
+	if d.Slots < 2 || d.Slots*d.Shards > mostDelayTables {
+		fault("delay.slots", "must be at least 2, and with delay.shards make %d tables at most", mostDelayTables)
+	}
+	if d.Lead < time.Second || d.Lead >= d.Slot {
+		fault("delay.lead", "must be at least 1s, and shorter than delay.slot")
+	}
 }
 
 func (c *Config) checkChannel(name string, channel ChannelConfig, fault func(key, format string, args ...any)) {

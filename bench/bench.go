@@ -320,9 +320,9 @@ func (c counters) since(before counters, messages float64) *Cost {
 	}
 }
 
-func (r *rig) wake(l msg.Lane, c msg.Channel) {
+func (r *rig) wake(l msg.Lane, c msg.Channel, due time.Time) {
 	if r.engine != nil {
-		r.engine.Wake(l, c)
+		r.engine.Wake(l, c, due)
 	}
 }
 

@@ -27,7 +27,7 @@ type Config struct {
 	Weights      [len(msg.Lanes)]int // the lanes' shares of a channel's slots; default 70, 20, 10
 	SendTimeout  time.Duration       // for one attempt; default 30 s
 	SettleBudget time.Duration       // what settling may take before the lease ends; default 10 s
-	Survey       time.Duration       // the scout's period; default 1 s
+	Survey       time.Duration       // the scout's period, and the mover's; default 1 s
 	Log          *slog.Logger
 }
 
@@ -106,13 +106,14 @@ func (e *Engine) Start() {
 		e.loops.Go(func() { p.run(e.claims) })
 	}
 	e.loops.Go(func() { e.scout(e.claims) })
+	e.loops.Go(func() { e.mover(e.claims) })
 	e.loops.Go(func() { e.upkeep(e.claims) })
 }
 
-// Wake tells that a lane may have tasks of a channel that are due. It never blocks.
-func (e *Engine) Wake(lane msg.Lane, channel msg.Channel) {
+// Wake tells that a lane has tasks of a channel that are due at an instant of the database's clock. It never blocks.
+func (e *Engine) Wake(lane msg.Lane, channel msg.Channel, due time.Time) {
 	if p := e.pumps[channel]; p != nil {
-		p.lookAt(lane, time.Now())
+		p.lookAt(lane, e.localTime(due))
 	}
 }
 

@@ -84,7 +84,7 @@ func setup(t testing.TB, provider *script, options ...option) *bundle {
 	t.Helper()
 	b := &bundle{provider: provider}
 	sc := store.Config{
-		Wake:    func(l msg.Lane, c msg.Channel) { b.engine.Wake(l, c) },
+		Wake:    func(l msg.Lane, c msg.Channel, due time.Time) { b.engine.Wake(l, c, due) },
 		Reserve: func(l msg.Lane, c msg.Channel, n int) store.Reservation { return b.engine.Reserve(l, c, n) },
 	}
 	qc := queue.Config{

@@ -251,6 +251,9 @@ func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
 			} else if got < share {
 				hungry[lane] = false
 				p.lookAt(msg.Lane(lane), time.Now().Add(p.pause(msg.Lane(lane), got)))
+				if got > 0 {
+					p.lookAhead(ctx, msg.Lane(lane))
+				}
 			}
 		}
 	}
@@ -258,6 +261,17 @@ func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
 		if still {
 			p.lookAt(msg.Lane(lane), time.Now())
 		}
+	}
+}
+
+// lookAhead learns when the lane's next task is due: scheduled ones follow each other at instants that nobody wakes the pump for. The
+// scout would tell, too, but up to a second late.
+func (p *pump) lookAhead(ctx context.Context, lane msg.Lane) {
+	call, cancel := context.WithTimeout(ctx, p.engine.cfg.SettleBudget)
+	defer cancel()
+	next, err := p.engine.store.NextDue(call, lane, p.channel.Channel)
+	if err == nil && !next.IsZero() { // after an error the scout finds it
+		p.lookAt(lane, p.engine.localTime(next))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -29,11 +30,16 @@ func newDecoder(registry huma.Registry) *decoder {
 	full := registry.SchemaFromRef(schema.Ref)
 	text := &huma.Schema{Type: huma.TypeString}
 	full.Properties["to"].OneOf = []*huma.Schema{text, {Type: huma.TypeObject, AdditionalProperties: text}}
-	full.Properties["expire_time"].OneOf = []*huma.Schema{text, {Type: huma.TypeInteger}}
+	for _, field := range instants {
+		full.Properties[field].OneOf = []*huma.Schema{text, {Type: huma.TypeInteger}}
+	}
 	params := full.Properties["params"]
 	params.Type, params.ContentEncoding, params.Items, params.AdditionalProperties = huma.TypeObject, "", nil, true
 	return &decoder{registry: registry, schema: schema}
 }
+
+// instants are the fields that are text or a number.
+var instants = []string{"send_at", "expire_time"}
 
 // decode reads a request. Problems are faults of single fields; the request then holds what could be read.
 func (d *decoder) decode(body []byte) (*admit.Request, []admit.Problem, error) {
@@ -57,7 +63,7 @@ func (d *decoder) decode(body []byte) (*admit.Request, []admit.Problem, error) {
 	for _, err := range result.Errors {
 		// Fields of several shapes are left to admission, which says better what they may be.
 		p := schemaProblem(err)
-		if p.Field != "to" && p.Field != "expire_time" && p.Field != "params" && len(problems) < admit.MaxProblems {
+		if p.Field != "to" && !slices.Contains(instants, p.Field) && p.Field != "params" && len(problems) < admit.MaxProblems {
 			problems = append(problems, p)
 		}
 	}

@@ -38,6 +38,8 @@ var (
 	exists          = failure{"already_exists", http.StatusConflict, "There is one of that name already."}
 	keysFull        = failure{"too_many_keys", http.StatusConflict, "The source has two valid keys; revoke one first."}
 	notWaiting      = failure{"not_waiting", http.StatusConflict, "The version does not wait for review."}
+	beingSent       = failure{"being_sent", http.StatusConflict, "The message is being sent now: how it ends is not known yet."}
+	alreadyEnded    = failure{"already_ended", http.StatusConflict, "The message has been sent already, or has ended otherwise."}
 	notFound        = failure{"not_found", http.StatusNotFound, "There is no such thing, or it is not yours."}
 	wrongMethod     = failure{"method_not_allowed", http.StatusMethodNotAllowed, "The path exists, but not for this method."}
 	wrongType       = failure{"unsupported_media_type", http.StatusUnsupportedMediaType, "Send plain JSON with the header Content-Type: application/json (curl --json does), not compressed."}
@@ -53,7 +55,7 @@ var (
 
 // failures is the table, for the documentation.
 var failures = []failure{
-	invalidJSON, unauthorized, forbidden, crossOrigin, foreignHost, notFound, wrongMethod, bodyTimeout, keyConflict, exists, keysFull, notWaiting,
+	invalidJSON, unauthorized, forbidden, crossOrigin, foreignHost, notFound, wrongMethod, bodyTimeout, keyConflict, exists, keysFull, notWaiting, beingSent, alreadyEnded,
 	bodyTooLarge, wrongType, invalidRequest, notConfigured, missing, notReviewed, overQuota, overFrequency, internalFailure, unavailable, busy, overloaded,
 }
 

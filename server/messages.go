@@ -31,6 +31,7 @@ type sendOutput struct {
 type Sent struct {
 	MsgID     string     `json:"msg_id" doc:"The message's id."`
 	Status    string     `json:"status,omitempty" doc:"The message's status now."`
+	DueTime   *time.Time `json:"due_time,omitempty" doc:"When a scheduled message is due."`
 	Duplicate bool       `json:"duplicate,omitempty" doc:"The request_id was known, with the same body: this is the first message."`
 	Tasks     []SentTask `json:"tasks,omitempty" doc:"One task for each channel."`
 }
@@ -77,7 +78,9 @@ func (s *Server) send(ctx context.Context, in *sendInput) (*sendOutput, error) {
 	if accepted.Duplicate {
 		return s.sentBefore(ctx, accepted.MsgID)
 	}
-	return &sendOutput{Status: http.StatusAccepted, Body: Sent{MsgID: formatID(accepted.MsgID), Status: "dispatched", Tasks: sentTasks(m)}}, nil
+	sent := Sent{MsgID: formatID(accepted.MsgID), Tasks: sentTasks(m)}
+	sent.Status, sent.DueTime = sentNow(m, s.cfg.Store.Now())
+	return &sendOutput{Status: http.StatusAccepted, Body: sent}, nil
 }
 
 func sentTasks(m *store.Message) (tasks []SentTask) {
@@ -166,9 +169,9 @@ func (s *Server) sentBefore(ctx context.Context, msgID uint64) (*sendOutput, err
 		return nil, s.answer(ctx, err)
 	}
 	if err == nil {
-		sent.Status = m.Status
-		for _, t := range m.Tasks {
-			sent.Tasks = append(sent.Tasks, SentTask{Channel: t.Channel.String(), Status: t.Status.String()})
+		sent.Status, sent.Tasks = m.Status, tasksNow(m)
+		if m.Status == statusScheduled {
+			sent.DueTime = &m.Tasks[0].Due
 		}
 	}
 	return &sendOutput{Status: http.StatusOK, Body: sent}, nil
@@ -282,7 +285,7 @@ type listInput struct {
 	Source    string `query:"source" doc:"The caller that sent the messages in. Default: yourself; for an admin, all."`
 	Receiver  string `query:"receiver" doc:"The receiver, as the messages show it."`
 	Channel   string `query:"channel" enum:"email,sms,feishu,inbox,push,webhook,dingtalk,wecom,log"`
-	Status    string `query:"status" enum:"scheduled,dispatched,sending,success,partial,failed,expired,cancelled,skipped"`
+	Status    string `query:"status" enum:"scheduled,dispatched,sending,success,partial,failed,expired,cancelled,skipped" doc:"scheduled lists the soonest first; the others the newest first."`
 	Since     string `query:"since" doc:"Accepted at or after: RFC 3339, or Unix milliseconds."`
 	Until     string `query:"until" doc:"Accepted before: RFC 3339, or Unix milliseconds."`
 	Limit     int    `query:"limit" minimum:"1" maximum:"500" default:"50"`
@@ -291,7 +294,7 @@ type listInput struct {
 
 type listOutput struct{ Body MessageList }
 
-// MessageList is a page of messages, the newest first.
+// MessageList is a page of messages, the newest first; of scheduled ones, the soonest.
 type MessageList struct {
 	Data       []Message `json:"data"`
 	NextCursor string    `json:"next_cursor,omitempty" doc:"Where the next page begins. A page may be short, or empty, and still have a next one: each examines a bounded number of rows."`
@@ -313,6 +316,9 @@ func (s *Server) list(ctx context.Context, in *listInput) (*listOutput, error) {
 		filter, problems := in.filter(source)
 		if len(problems) > 0 {
 			return nil, faulty(problems)
+		}
+		if in.Status == statusScheduled {
+			return s.scheduled(ctx, filter, in.Cursor)
 		}
 		page, err = s.cfg.Store.List(ctx, filter)
 	}
@@ -364,7 +370,7 @@ func (in *listInput) filter(source string) (f store.Filter, problems []admit.Pro
 			fault(field, err)
 		}
 	}
-	if in.Cursor != "" {
+	if in.Cursor != "" && in.Status != statusScheduled {
 		if f.Before, err = strconv.ParseUint(in.Cursor, 10, 63); err != nil || f.Before == 0 {
 			fault("cursor", errors.New("is no next_cursor of a page"))
 		}

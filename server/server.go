@@ -98,6 +98,7 @@ func (s *Server) routes(api huma.API) {
 		OperationID: "list-messages", Method: http.MethodGet, Path: "/api/messages", Summary: "List messages, or find the one of a request_id",
 		Tags: []string{"messages"},
 	}, s.list)
+	s.scheduleRoutes(api)
 	s.batchRoutes(api)
 	s.bulkRoute(api)
 	s.quotaRoutes(api)

@@ -33,16 +33,23 @@ const (
 		WHERE (? = '' OR source_id = ?) AND first_msg_id < ? ORDER BY first_msg_id DESC LIMIT ?`
 )
 
-// sqlCampaignCounts reads ranges of primary keys: a campaign's messages lie between its first and its last id.
-var sqlCampaignCounts = func() string {
+// campaignStatement reads ranges of primary keys: a campaign's messages lie between its first and its last id.
+func campaignStatement(delayTables []string) string {
 	var parts []string
-	for _, table := range []string{queueTable(msg.High), queueTable(msg.Middle), queueTable(msg.Low), "t_msg_dead"} {
-		parts = append(parts, "SELECT channel, status FROM "+table+" WHERE msg_id BETWEEN ? AND ? AND batch_id = ? AND source_id = ?")
+	part := func(table, where string) {
+		parts = append(parts, "SELECT channel, status FROM "+table+" WHERE msg_id BETWEEN ? AND ? AND batch_id = ? AND source_id = ?"+where)
 	}
-	parts = append(parts, "SELECT channel, status FROM t_msg_record WHERE msg_id BETWEEN ? AND ? AND batch_id = ? AND source_id = ? AND finish_time >= ?")
+	for _, l := range msg.Lanes {
+		part(queueTable(l), "")
+	}
+	for _, table := range delayTables {
+		part(table, fmt.Sprintf(" AND status <> %d", msg.Moved))
+	}
+	part("t_msg_dead", "")
+	part("t_msg_record", " AND finish_time >= ?")
 	return "SELECT /* tidings:batch-counts */ channel, status, COUNT(*) AS tasks FROM (" + strings.Join(parts, " UNION ALL ") +
 		") AS tasks GROUP BY channel, status ORDER BY channel, status"
-}()
+}
 
 // Campaign reads a campaign and how far its tasks are. ErrNotFound.
 func (s *Store) Campaign(ctx context.Context, source, batchID string) (c Campaign, counts []CampaignCount, err error) {
@@ -55,11 +62,14 @@ func (s *Store) Campaign(ctx context.Context, source, batchID string) (c Campaig
 	if err != nil {
 		return c, nil, public(err)
 	}
-	var args []any
-	for range 5 {
-		args = append(args, c.First, c.Last, batchID, source)
-	}
-	err = s.db.SelectContext(ctx, &counts, sqlCampaignCounts, append(args, began(c.First))...)
+	err = s.onRing(ctx, func(r *ring) error {
+		var args []any
+		for range len(msg.Lanes) + len(r.tables) + 2 {
+			args = append(args, c.First, c.Last, batchID, source)
+		}
+		counts = nil
+		return s.db.SelectContext(ctx, &counts, r.campaigns, append(args, began(c.First))...)
+	})
 	return c, counts, public(err)
 }
 

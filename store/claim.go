@@ -3,6 +3,8 @@ package store
 import (
 	"cmp"
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -33,6 +35,8 @@ const (
 			WHERE msg_id IN (%[2]s) AND channel = ? AND status = ? AND next_time <= ? ORDER BY msg_id LIMIT ? FOR UPDATE SKIP LOCKED) AS free
 		STRAIGHT_JOIN %[1]s AS task ON task.msg_id = free.msg_id AND task.channel = free.channel
 		SET task.status = 1, task.owner = ?, task.next_time = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND, task.modify_time = UTC_TIMESTAMP(3)`
+	sqlNextDue = `SELECT /* tidings:next-due */ next_time FROM %s FORCE INDEX (idx_ready)
+		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) ORDER BY next_time LIMIT 1`
 	sqlMine = `SELECT /* tidings:mine */ ` + taskColumns + ` FROM %s WHERE msg_id IN (%s) AND channel = ? AND owner = ? ORDER BY msg_id`
 	// The bounds on finish_time leave the partitions of the messages' own days; without them every day ever kept is searched.
 	sqlRecorded = `SELECT /* tidings:recorded */ msg_id FROM t_msg_record WHERE msg_id IN (%s) AND channel = ? AND finish_time >= ?`
@@ -229,10 +233,22 @@ func (s *Store) recorded(ctx context.Context, channel msg.Channel, tasks []Task)
 	if len(tasks) == 0 {
 		return nil, nil
 	}
-	oldest := slices.MinFunc(tasks, func(a, b Task) int { return a.Created.Compare(b.Created) }).Created
+	// From the due time on: between it and the acceptance of a scheduled task there may be years of partitions.
+	oldest := slices.MinFunc(tasks, func(a, b Task) int { return a.Due.Compare(b.Due) }).Due
 	err = s.db.SelectContext(ctx, &ids, fmt.Sprintf(sqlRecorded, idList(tasks)), channel, oldest.Add(-clockSlack))
 	return ids, err
 }
+
+// NextDue tells when the next task of a lane and channel is due that is not yet; zero: there is none.
+func (s *Store) NextDue(ctx context.Context, lane msg.Lane, channel msg.Channel) (next time.Time, err error) {
+	err = s.db.GetContext(ctx, &next, fmt.Sprintf(sqlNextDue, queueTable(lane)), channel)
+	if errors.Is(err, sql.ErrNoRows) || next.Year() == sentinelYear {
+		return time.Time{}, nil
+	}
+	return next, public(err)
+}
+
+const sentinelYear = 9999 // of the rows that end the index ranges
 
 // Waiting tells of one lane, channel and status when its earliest task is to be looked at.
 type Waiting struct {

@@ -34,6 +34,7 @@ type Message struct {
 	TemplateID string
 	Params     []byte        // JSON object of the template's variables; nil: none
 	Content    []byte        // JSON of a Content; nil when the template says it all
+	SendAt     time.Time     // not sent before it; zero: at once
 	Expire     time.Time     // not sent after it
 	Tasks      []NewTask     // at least one
 	Skipped    []SkippedTask // channels that the message was asked to go over, and does not
@@ -74,10 +75,16 @@ type pending struct {
 	size        int
 	gone        atomic.Bool // the caller has given up: nothing needs to be accepted any more
 	due         time.Time   // as it was inserted
+	next        time.Time   // when it may be claimed: due, or now
+	now         time.Time   // of the insertion
 	lease       time.Time   // end of the claim that it is inserted under, if it is
+	table       string      // the delay table that it waits in; empty: its queue table
 	mayBeStored bool        // a packet with it had no answer
 	owners      []string    // of each task: the claim that it is inserted under; empty: it is queued
 }
+
+// isDue tells whether the message may be sent at once.
+func (p *pending) isDue() bool { return p.table == "" && !p.next.After(p.now) }
 
 func (p *pending) finish(result Accepted, err error) {
 	p.result, p.err = result, err
@@ -107,7 +114,7 @@ func (s *Store) startEnqueues() {
 		})
 		return way
 	}
-	s.enqueues = open()
+	s.enqueues, s.scheduled = open(), open()
 	limits.Parallel = 1
 	for _, c := range msg.Channels {
 		s.quoted[c] = open()
@@ -208,6 +215,9 @@ func (s *Store) intakeFor(ctx context.Context, p *pending) *intake {
 			return s.quoted[t.Channel]
 		}
 	}
+	if p.SendAt.After(s.Now().Add(s.cfg.Delay.Lead)) {
+		return s.scheduled
+	}
 	return s.enqueues
 }
 
@@ -294,7 +304,7 @@ func (s *Store) separate(batch []*pending) {
 			ctx, cancel := context.WithTimeout(s.closing, s.cfg.Timeout)
 			defer cancel()
 			places := s.alone
-			if s.intakeFor(ctx, p) != s.enqueues { // they may wait for each other
+			if way := s.intakeFor(ctx, p); way != s.enqueues && way != s.scheduled { // they may wait for each other
 				places = s.aloneQuoted
 			}
 			if places.Acquire(ctx, 1) != nil {
@@ -381,6 +391,9 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 				batch = s.answerKeyless(ctx, batch)
 			}
 			batch = s.answerKnown(ctx, batch)
+		case number(err) == erNoSuchTable && round < retries: // the ring of delay tables has been turned meanwhile
+			pause(ctx, time.Duration(round)*10*time.Millisecond)
+			s.ring.refresh(ctx) // without an answer the next try fails as this one
 		case len(batch) > 1 && isLockWait(err): // somebody holds one of the keys: the others must not wait for it
 			s.separate(batch)
 			return
@@ -430,14 +443,17 @@ func follow(p, first *pending) {
 
 // wake tells of the tasks that were queued.
 func (s *Store) wake(batch []*pending) {
-	woken := map[place]bool{}
+	first := map[place]time.Time{}
 	for _, p := range batch {
 		for i, t := range p.Tasks {
-			if k := (place{p.Lane, t.Channel}); p.owners[i] == "" && !woken[k] {
-				woken[k] = true
-				s.cfg.Wake(p.Lane, t.Channel)
+			at, ok := first[place{p.Lane, t.Channel}]
+			if p.owners[i] == "" && p.table == "" && (!ok || p.next.Before(at)) {
+				first[place{p.Lane, t.Channel}] = p.next
 			}
 		}
+	}
+	for at, due := range first {
+		s.cfg.Wake(at.lane, at.channel, due)
 	}
 }
 
@@ -529,9 +545,8 @@ func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter,
 			return nil, nil
 		}
 	}
-	for _, p := range in.batch {
-		clear(p.owners)
-	}
+	now := s.Now().Truncate(time.Millisecond)
+	in.schedule(ctx, now)
 	if in.handOff {
 		in.offers = s.offer(in.batch)
 	}
@@ -540,21 +555,35 @@ func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter,
 	if in.charge != nil {
 		in.charge.add(&p, in.lock)
 	}
-	now := s.Now().Truncate(time.Millisecond)
-	for _, lane := range msg.Lanes {
-		insertTasks(&p, lane, in.batch, now, s.cfg.Lease)
-	}
-	insertSkipped(&p, in.batch, now)
+	insertTasks(&p, in.batch)
+	insertSkipped(&p, in.batch)
 	insertBatches(&p, in.batch)
 	return &p, nil
 }
 
+// schedule says when each message is due and which table it goes into.
+func (in *insertion) schedule(ctx context.Context, now time.Time) {
+	s := in.store
+	turn := s.turns.Add(1)
+	for _, p := range in.batch {
+		clear(p.owners)
+		p.now, p.due, p.next, p.lease, p.table = now, now, now, now.Add(s.cfg.Lease), ""
+		if p.SendAt.IsZero() {
+			continue
+		}
+		if p.due = p.SendAt; p.due.After(now) {
+			r, _ := s.ring.get(ctx)
+			p.next, p.table = p.due, s.destined(r, p.due, now, turn)
+		}
+	}
+}
+
 func (s *Store) insertKeys(p *packet, batch []*pending) {
 	args := make([]any, 0, 5*len(batch))
-	ttl := int(s.cfg.IdempotencyTTL.Seconds())
 	for _, m := range batch {
 		if m.RequestID != "" {
-			args = append(args, m.SourceID, m.key[:], m.id, m.BodyHash[:], ttl)
+			ttl := s.cfg.IdempotencyTTL + m.next.Sub(m.now)
+			args = append(args, m.SourceID, m.key[:], m.id, m.BodyHash[:], int(ttl.Seconds()))
 		}
 	}
 	if len(args) == 0 {
@@ -606,28 +635,40 @@ var newTaskColumns = []column{
 	{"due_time", func(m *pending, _ int) any { return m.due }, nil},
 	{"next_time", func(m *pending, i int) any {
 		if notClaimed(m, i) {
-			return m.due
+			return m.next
 		}
 		return m.lease
 	}, nil},
 	{"expire_time", func(m *pending, _ int) any { return m.Expire }, nil},
 	// create_time is the id's own time, so that both sort alike: lists page by id over indexes that hold create_time.
 	{"create_time", func(m *pending, _ int) any { return id.Time(m.id) }, nil},
-	{"modify_time", func(m *pending, _ int) any { return m.due }, nil},
+	{"modify_time", func(m *pending, _ int) any { return m.now }, nil},
 }
 
-func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, lease time.Duration) {
-	var own []*pending
-	rows := 0
+// insertTasks inserts into the lanes' tables, and then into the delay tables by name.
+func insertTasks(p *packet, batch []*pending) {
+	byTable := map[string][]*pending{}
 	for _, m := range batch {
-		if m.Lane == lane {
-			m.due, m.lease = now, now.Add(lease)
-			own = append(own, m)
-			rows += len(m.Tasks)
+		if len(m.Tasks) > 0 {
+			table := cmp.Or(m.table, queueTable(m.Lane))
+			byTable[table] = append(byTable[table], m)
 		}
 	}
-	if rows == 0 {
-		return
+	for _, lane := range msg.Lanes {
+		if own := byTable[queueTable(lane)]; len(own) > 0 {
+			insertInto(p, queueTable(lane), own)
+			delete(byTable, queueTable(lane))
+		}
+	}
+	for _, table := range slices.Sorted(maps.Keys(byTable)) {
+		insertInto(p, table, byTable[table])
+	}
+}
+
+func insertInto(p *packet, table string, own []*pending) {
+	rows := 0
+	for _, m := range own {
+		rows += len(m.Tasks)
 	}
 	slices.SortFunc(own, func(a, b *pending) int { return cmp.Compare(a.id, b.id) })
 	var names []string
@@ -644,7 +685,7 @@ func insertTasks(p *packet, lane msg.Lane, batch []*pending, now time.Time, leas
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, sqlInsertTasks, queueTable(lane), strings.Join(names, ", "))
+	fmt.Fprintf(&b, sqlInsertTasks, table, strings.Join(names, ", "))
 	values(&b, "("+strings.Repeat("?,", len(columns)-1)+"?)", rows)
 	p.add(b.String(), args...)
 }
@@ -679,13 +720,13 @@ func insertBatches(p *packet, batch []*pending) {
 }
 
 // insertSkipped records the tasks that are not to be sent.
-func insertSkipped(p *packet, batch []*pending, now time.Time) {
+func insertSkipped(p *packet, batch []*pending) {
 	args, rows := []any{}, 0
 	for _, m := range batch {
 		for _, t := range m.Skipped {
 			rows++
 			args = append(args, m.id, t.Channel, m.SourceID, m.RequestID, m.BatchID, m.Category.String(), m.Lane.String(), m.TemplateID, msg.Skipped,
-				now, now, m.Expire, clip(t.Reason, 512), id.Time(m.id), now, now)
+				m.due, m.next, m.Expire, clip(t.Reason, 512), id.Time(m.id), m.now, m.now)
 		}
 	}
 	if rows > 0 {

@@ -20,7 +20,7 @@ func TestEnqueueWritesTaskAndKey(t *testing.T) {
 	t.Parallel()
 	dsn := testdb.New(t)
 	var woken atomic.Int32
-	s := testdb.Open(t, store.Config{DSN: dsn, Wake: func(l msg.Lane, c msg.Channel) {
+	s := testdb.Open(t, store.Config{DSN: dsn, Wake: func(l msg.Lane, c msg.Channel, _ time.Time) {
 		if l == msg.Middle && c == msg.Log {
 			woken.Add(1)
 		}

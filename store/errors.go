@@ -28,6 +28,7 @@ const (
 	erTooManyConnections = 1040
 	erShutdown           = 1053
 	erNoSuchTable        = 1146
+	erTableExists        = 1050
 	erPacketTooLarge     = 1153
 	erDuplicateKey       = 1062
 	erLockWait           = 1205

@@ -35,7 +35,9 @@ func (s *Store) offer(batch []*pending) map[place]*offer {
 	wanted := map[place]int{}
 	for _, p := range batch {
 		for _, t := range p.Tasks {
-			wanted[place{p.Lane, t.Channel}]++
+			if p.isDue() {
+				wanted[place{p.Lane, t.Channel}]++
+			}
 		}
 	}
 	offers := map[place]*offer{}
@@ -48,6 +50,9 @@ func (s *Store) offer(batch []*pending) map[place]*offer {
 		return nil
 	}
 	for _, p := range batch {
+		if !p.isDue() {
+			continue
+		}
 		for i, t := range p.Tasks {
 			if o := offers[place{p.Lane, t.Channel}]; o != nil && o.left > 0 {
 				o.left--
@@ -83,7 +88,7 @@ func (s *Store) handedTask(p *pending, i int, started time.Time) Task {
 		MsgID: p.id, Channel: p.Tasks[i].Channel, SourceID: p.SourceID, RequestID: p.RequestID, BatchID: p.BatchID, Category: p.Category, Lane: p.Lane,
 		Receiver: p.Tasks[i].Receiver, TemplateID: p.TemplateID, TemplateVersion: p.Tasks[i].TemplateVersion, Params: p.Params, Content: p.Content,
 		Status: msg.Sending, Attempt: 1, AttemptLimit: p.Tasks[i].AttemptLimit, Owner: p.owners[i],
-		Due: p.due, Next: p.due.Add(s.cfg.Lease), Expire: p.Expire, Created: id.Time(p.id), LeaseEnd: started.Add(s.cfg.Lease),
+		Due: p.due, Next: p.lease, Expire: p.Expire, Created: id.Time(p.id), LeaseEnd: started.Add(s.cfg.Lease),
 	}
 }
 
@@ -172,7 +177,7 @@ func (s *Store) putBack(orphans []Outcome) (rest []Outcome) {
 	verdicts, _ := s.Settle(ctx, orphans) // what it did not do is tried again
 	for i, verdict := range verdicts {
 		if verdict == Done {
-			s.cfg.Wake(orphans[i].Task.Lane, orphans[i].Task.Channel)
+			s.cfg.Wake(orphans[i].Task.Lane, orphans[i].Task.Channel, now)
 		} else {
 			rest = append(rest, orphans[i])
 		}

@@ -28,6 +28,7 @@ type TaskView struct {
 	Finished      time.Time // zero: it has not ended
 	ProviderMsgID string
 	Latency       time.Duration // of the successful or last attempt
+	place         string        // the table that it stands in
 }
 
 // AttemptView is a row of the attempt log.
@@ -42,20 +43,26 @@ type AttemptView struct {
 	Time     time.Time   `db:"create_time"`
 }
 
-// One statement over all places, so that a task that moves meanwhile is seen exactly once. No record ends before its message
-// began: that bound leaves out the partitions of earlier days.
+// messagesStatement is one statement over all places, so that a task that moves meanwhile is seen exactly once. No record ends
+// before its message began: that bound leaves out the partitions of earlier days.
 // Content and params stay where they are: nobody is shown them, and a page of attachments would fill the memory.
-var sqlMessages = func() string {
+func messagesStatement(delayTables []string) string {
+	columns := strings.Replace(taskColumns, "params, content", "NULL AS params, NULL AS content", 1)
 	var parts []string
-	taskColumns := strings.Replace(taskColumns, "params, content", "NULL AS params, NULL AS content", 1)
-	for _, l := range msg.Lanes {
-		parts = append(parts, "SELECT "+taskColumns+", NULL AS finish_time, '' AS provider_msg_id, 0 AS latency_ms FROM "+queueTable(l)+" WHERE msg_id IN (%[1]s)")
+	part := func(table, more, where string) {
+		parts = append(parts, fmt.Sprintf("SELECT %s, '%s' AS place, %s FROM %[2]s WHERE msg_id IN (%%[1]s)%[4]s", columns, table, more, where))
 	}
-	parts = append(parts,
-		"SELECT "+taskColumns+", NULL, '', 0 FROM t_msg_dead WHERE msg_id IN (%[1]s)",
-		"SELECT "+taskColumns+", finish_time, provider_msg_id, latency_ms FROM t_msg_record WHERE msg_id IN (%[1]s) AND finish_time >= ?")
+	const notEnded = "NULL AS finish_time, '' AS provider_msg_id, 0 AS latency_ms"
+	for _, l := range msg.Lanes {
+		part(queueTable(l), notEnded, "")
+	}
+	for _, table := range delayTables {
+		part(table, notEnded, fmt.Sprintf(" AND status <> %d", msg.Moved))
+	}
+	part("t_msg_dead", notEnded, "")
+	part("t_msg_record", "finish_time, provider_msg_id, latency_ms", " AND finish_time >= ?")
 	return strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:messages */ ", 1) + " ORDER BY msg_id DESC, channel"
-}()
+}
 
 const (
 	sqlMessageAttempts = `SELECT /* tidings:message-attempts */ channel, attempt, outcome, provider, code, text, latency_ms, create_time
@@ -92,9 +99,21 @@ const clockSlack = 24 * time.Hour
 
 // messages reads messages without their attempts, the newest first.
 func (s *Store) messages(ctx context.Context, ids []uint64) (found []MessageView, err error) {
-	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(sqlMessages, joinIDs(ids)), began(slices.Min(ids)))
+	err = s.onRing(ctx, func(r *ring) error {
+		found, err = s.readMessages(ctx, fmt.Sprintf(r.messages, joinIDs(ids)), began(slices.Min(ids)))
+		return err
+	})
+	now := s.Now()
+	for i := range found {
+		found[i].Status = Status(found[i].Tasks, now)
+	}
+	return found, public(err)
+}
+
+func (s *Store) readMessages(ctx context.Context, query string, began time.Time) (found []MessageView, err error) {
+	rows, err := s.db.QueryContext(ctx, query, began)
 	if err != nil {
-		return nil, public(err)
+		return nil, err
 	}
 	defer rows.Close()
 	for rows.Next() {
@@ -103,8 +122,8 @@ func (s *Store) messages(ctx context.Context, ids []uint64) (found []MessageView
 			finished sql.NullTime
 			latency  int64
 		)
-		if err := scanTask(rows, &t.Task, &finished, &t.ProviderMsgID, &latency); err != nil {
-			return nil, public(err)
+		if err := scanTask(rows, &t.Task, &t.place, &finished, &t.ProviderMsgID, &latency); err != nil {
+			return nil, err
 		}
 		t.Finished, t.Latency = finished.Time, time.Duration(latency)*time.Millisecond
 		if n := len(found); n == 0 || found[n-1].MsgID != t.MsgID {
@@ -113,11 +132,7 @@ func (s *Store) messages(ctx context.Context, ids []uint64) (found []MessageView
 		m := &found[len(found)-1]
 		m.Tasks = append(m.Tasks, t)
 	}
-	now := s.Now()
-	for i := range found {
-		found[i].Status = Status(found[i].Tasks, now)
-	}
-	return found, public(rows.Err())
+	return found, rows.Err()
 }
 
 // MessageByRequest finds the id of the message that a source's key stands for. ErrNotFound when the key is unknown or forgotten.

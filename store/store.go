@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -34,9 +35,11 @@ type Config struct {
 	Timeout        time.Duration // how long a caller of Enqueue or a query waits at most; default 5 s
 	NodeLease      time.Duration // how long a node number is held without renewal; default 60 s
 	Version        string        // the program's version, for t_node
+	Delay          DelayConfig   // scheduled sends
 	Log            *slog.Logger
-	// Wake is called after a commit that made tasks of a lane and channel ready. It must not block.
-	Wake func(msg.Lane, msg.Channel)
+	// Wake is called after a commit that made tasks of a lane and channel ready, with the time (the database's) that the first of them
+	// is due. It must not block.
+	Wake func(lane msg.Lane, channel msg.Channel, due time.Time)
 	// Reserve, when set, grants free sending slots for tasks that are about to be accepted: they are inserted as claimed
 	// already, and handed over after the commit. nil means that they are to be queued. It must not block.
 	Reserve func(lane msg.Lane, channel msg.Channel, n int) Reservation
@@ -63,7 +66,11 @@ type Store struct {
 	callers                                     mirror[callers]
 	templates                                   templates
 	limits                                      limiter
-	held                                        sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
+	scheduled                                   *intake // messages that wait in the delay tables
+	ring                                        mirror[*ring]
+	turns                                       atomic.Uint64        // counts statements into slots: shards take them in turn
+	viewed                                      atomic.Pointer[ring] // whose tables the views show
+	held                                        sync.Map             // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
 	giveUp  context.CancelFunc
@@ -95,9 +102,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		s.db.Close()
 		return nil, fmt.Errorf("take a node number: %w", err)
 	}
-	s.callers.load, s.limits.quotas.load = s.loadCallers, s.loadQuotas
-	if err := errors.Join(s.callers.refresh(ctx), s.limits.quotas.refresh(ctx)); err != nil { // copies are there from the first request on
-		return nil, errors.Join(fmt.Errorf("read sources and quotas: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
+	s.callers.load, s.limits.quotas.load, s.ring.load = s.loadCallers, s.loadQuotas, s.loadRing
+	if err := errors.Join(s.callers.refresh(ctx), s.limits.quotas.refresh(ctx), s.ring.refresh(ctx)); err != nil { // copies are there from the first request on
+		return nil, errors.Join(fmt.Errorf("read sources, quotas and delay slots: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
 	}
 	s.limits.shared = map[[sha256.Size]byte]count{}
 	s.node.start(s)
@@ -118,8 +125,9 @@ func (cfg *Config) setDefaults() {
 		cfg.Reserve = func(msg.Lane, msg.Channel, int) Reservation { return nil }
 	}
 	if cfg.Wake == nil {
-		cfg.Wake = func(msg.Lane, msg.Channel) {}
+		cfg.Wake = func(msg.Lane, msg.Channel, time.Time) {}
 	}
+	cfg.Delay.setDefaults()
 }
 
 func setDefault[T comparable](value *T, fallback T) {
@@ -165,6 +173,7 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 // Close flushes what callers wait for, gives the node number back and closes the pool. Nothing may use the store after it.
 func (s *Store) Close() error {
 	s.enqueues.Close()
+	s.scheduled.Close()
 	for _, c := range msg.Channels {
 		s.quoted[c].Close()
 	}
@@ -183,6 +192,9 @@ func (s *Store) Ping(ctx context.Context) error { return public(s.db.PingContext
 
 // Lease is how long a claim holds a task.
 func (s *Store) Lease() time.Duration { return s.cfg.Lease }
+
+// Lead is how long before they are due scheduled tasks are in their queue tables.
+func (s *Store) Lead() time.Duration { return s.cfg.Delay.Lead }
 
 // driverConfig reads a DSN and sets what the store's statements rely on.
 func driverConfig(dsn string) (*mysql.Config, error) {

@@ -24,6 +24,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"tidings/internal/catalog"
+	"tidings/internal/id"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/internal/render"
@@ -45,6 +46,8 @@ type Request struct {
 	Text        string       `json:"text,omitempty" doc:"The text."`
 	HTML        string       `json:"html,omitempty" doc:"The text as HTML, for e-mail."`
 	Attachments []Attachment `json:"attachments,omitempty" maxItems:"20" doc:"Files for an e-mail."`
+	SendAt      any          `json:"send_at,omitempty" doc:"Do not send before this instant: RFC 3339 with an offset, or Unix milliseconds. At most 10 years ahead. Default: at once."`
+	Delay       string       `json:"delay,omitempty" doc:"The same as a time from now, such as 90s, 10m or 24h." example:"10m"`
 	ExpireTime  any          `json:"expire_time,omitempty" doc:"Do not send after this instant: RFC 3339 with an offset, or Unix milliseconds."`
 	TTL         string       `json:"ttl,omitempty" doc:"Do not send when this long has passed since the message was due, such as 90s, 10m or 24h." example:"10m"`
 }
@@ -83,6 +86,7 @@ const (
 	MaxReceiver  = 512 // characters
 	MaxSubject   = 998 // characters: what a line of an e-mail holds
 	MaxTTL       = 10 * 365 * 24 * time.Hour
+	MaxDelay     = MaxTTL
 	MaxChannels  = 9
 	MaxProblems  = 50 // that are named
 	// MaxAttachments is how many files go with a message.
@@ -139,6 +143,7 @@ func (a *Admitter) Check(ctx context.Context, source string, r *Request) (*Check
 		{"category", c.category},
 		{"channels", c.channels},
 		{"content", c.content},
+		{"send_at", c.sendAt},
 		{"expiry", c.expiry},
 	} {
 		before := len(c.problems)
@@ -546,36 +551,112 @@ func plainType(text string) string {
 
 func isControl(r rune) bool { return r < 0x20 || r == 0x7f || (r >= 0x80 && r < 0xa0) }
 
+// sendAt says when the message is due, if not at once.
+func (c *check) sendAt() error {
+	at, problem := Due(c.r.SendAt, c.r.Delay, c.Now())
+	if problem != nil {
+		c.problems = append(c.problems, *problem)
+	}
+	c.m.SendAt = at
+	return nil
+}
+
+// Due reads when something is to be sent: send_at or delay, both as a request has them. Zero: neither is there.
+func Due(sendAt any, delay string, now time.Time) (time.Time, *Problem) {
+	fault := func(field, text string) (time.Time, *Problem) {
+		return time.Time{}, &Problem{Field: field, Code: CodeInvalid, Message: text}
+	}
+	switch {
+	case sendAt != nil && delay != "":
+		return fault("delay", "and send_at exclude each other")
+	case delay != "":
+		d, err := time.ParseDuration(delay)
+		if err != nil {
+			return fault("delay", "must be a duration such as 90s, 10m or 24h")
+		}
+		if d < 0 || d > MaxDelay {
+			return fault("delay", "must be between 0s and 10 years")
+		}
+		return wholeMillis(now.Add(d)), nil
+	case sendAt != nil:
+		at, err := ParseTime(sendAt)
+		switch {
+		case err != nil:
+			return fault("send_at", err.Error())
+		case at.Before(id.Epoch):
+			return fault("send_at", "lies before 2025; a number means Unix milliseconds, not seconds")
+		case at.After(now.Add(MaxDelay)):
+			return fault("send_at", "lies more than 10 years ahead")
+		}
+		return wholeMillis(at), nil
+	}
+	return time.Time{}, nil
+}
+
+// wholeMillis is what a column keeps of an instant: never earlier than it.
+func wholeMillis(t time.Time) time.Time {
+	if whole := t.Truncate(time.Millisecond); whole.Before(t) {
+		return whole.Add(time.Millisecond)
+	}
+	return t
+}
+
+// expiry counts from the due time.
 func (c *check) expiry() error {
 	now := c.Now()
-	c.m.Expire = now.Add(c.Policies[c.m.Category].Expiry)
-	if c.r.TTL != "" && c.r.ExpireTime != nil {
-		c.fault("ttl", CodeInvalid, "and expire_time exclude each other")
-		return nil
+	due := now
+	if !c.m.SendAt.IsZero() {
+		due = c.m.SendAt
 	}
-	if c.r.TTL != "" {
-		ttl, err := time.ParseDuration(c.r.TTL)
-		switch {
-		case err != nil:
-			c.fault("ttl", CodeInvalid, "must be a duration such as 90s, 10m or 24h")
-		case ttl < time.Millisecond || ttl > MaxTTL:
-			c.fault("ttl", CodeInvalid, "must be between 1ms and 10 years")
+	expire, problem := Expiry(c.r.ExpireTime, c.r.TTL, due, now)
+	switch {
+	case problem != nil:
+		c.problems = append(c.problems, *problem)
+	case expire.IsZero():
+		if expire = due.Add(c.Policies[c.m.Category].Expiry); !expire.After(now) {
+			c.fault("send_at", CodeInvalid, "lies so far back that the message has expired: a %s is sent until %v after it is due; expire_time or ttl say otherwise",
+				c.m.Category, c.Policies[c.m.Category].Expiry)
 		}
-		c.m.Expire = now.Add(ttl)
 	}
-	if c.r.ExpireTime != nil {
-		at, err := ParseTime(c.r.ExpireTime)
-		switch {
-		case err != nil:
-			c.fault("expire_time", CodeInvalid, "%v", err)
-		case !at.After(now):
-			c.fault("expire_time", CodeInvalid, "lies in the past")
-		case at.After(now.Add(MaxTTL)):
-			c.fault("expire_time", CodeInvalid, "lies more than 10 years ahead")
-		}
-		c.m.Expire = at
-	}
+	c.m.Expire = expire
 	return nil
+}
+
+// Expiry reads until when something is to be sent: expire_time or ttl, both as a request has them. Zero: neither is there.
+func Expiry(expireTime any, ttl string, due, now time.Time) (time.Time, *Problem) {
+	fault := func(field, text string) (time.Time, *Problem) {
+		return time.Time{}, &Problem{Field: field, Code: CodeInvalid, Message: text}
+	}
+	switch {
+	case ttl != "" && expireTime != nil:
+		return fault("ttl", "and expire_time exclude each other")
+	case ttl != "":
+		d, err := time.ParseDuration(ttl)
+		if err != nil {
+			return fault("ttl", "must be a duration such as 90s, 10m or 24h")
+		}
+		if d < time.Millisecond || d > MaxTTL {
+			return fault("ttl", "must be between 1ms and 10 years")
+		}
+		if !due.Add(d).After(now) {
+			return fault("ttl", "is over already: it counts from send_at")
+		}
+		return due.Add(d), nil
+	case expireTime != nil:
+		at, err := ParseTime(expireTime)
+		switch {
+		case err != nil:
+			return fault("expire_time", err.Error())
+		case !at.After(now):
+			return fault("expire_time", "lies in the past")
+		case !at.After(due):
+			return fault("expire_time", "lies before the message is due")
+		case at.After(due.Add(MaxTTL)):
+			return fault("expire_time", "lies more than 10 years after the message is due")
+		}
+		return at, nil
+	}
+	return time.Time{}, nil
 }
 
 var errTime = errors.New("must be RFC 3339 with an offset, such as 2026-12-31T09:00:00+08:00, or Unix milliseconds")
