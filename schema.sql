@@ -339,7 +339,7 @@ CREATE TABLE IF NOT EXISTS t_msg_delay_far (
 CREATE TABLE IF NOT EXISTS t_delay_slot (
   slot             SMALLINT UNSIGNED NOT NULL COMMENT 'the slot: its tasks are in t_msg_delay_<slot>_<shard>; 0 is t_msg_delay_far; numbers are not used twice',
   shards           SMALLINT UNSIGNED NOT NULL COMMENT 'how many tables, from shard 0',
-  state            ENUM('far','new','open','closing','retired') NOT NULL COMMENT 'open: takes tasks; closing: takes none, and is emptied; retired: its tables are dropped',
+  state            ENUM('far','new','ready','open','closing','retired') NOT NULL COMMENT 'new: its tables are being made; ready: all processes are to know of it; open: takes tasks; closing: takes none, and is emptied; retired: its tables are dropped',
   generation       INT UNSIGNED      NOT NULL COMMENT 'how often the slot has come round: 1 is the first time; …_g<n> are the tables of a generation that is over, …_t<n> the empty ones that take their place',
   from_time        DATETIME(3)       NOT NULL COMMENT 'takes tasks that are due from this instant (UTC) …',
   to_time          DATETIME(3)       NOT NULL COMMENT '… and before this one (UTC)',

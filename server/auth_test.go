@@ -172,6 +172,9 @@ func TestEveryRouteIsClosed(t *testing.T) {
 			}
 		}
 	}
+	if a := shop.do(t, "GET", "/api/messages/"+sent.body["msg_id"].(string), ""); a.body["status"] != "dispatched" {
+		t.Errorf("another's key changed the message: %s", a.raw)
+	}
 	if walked < 20 {
 		t.Errorf("only %d routes", walked)
 	}

@@ -42,6 +42,7 @@ type Slot struct {
 const (
 	slotFar     = "far"
 	slotNew     = "new"
+	slotReady   = "ready"
 	slotOpen    = "open"
 	slotClosing = "closing"
 	slotRetired = "retired"
@@ -60,7 +61,7 @@ func (sl *Slot) Tables() []string {
 }
 
 func (sl *Slot) tables() (names []string) {
-	if sl.State != slotOpen && sl.State != slotClosing {
+	if sl.State != slotReady && sl.State != slotOpen && sl.State != slotClosing {
 		return nil
 	}
 	for shard := range sl.Shards {
@@ -76,7 +77,8 @@ type ring struct {
 	tables    []string // all delay tables that may hold tasks; the first is t_msg_delay_far
 	messages  string   // the statement that reads messages wherever their tasks are
 	campaigns string   // and that which counts a campaign's
-	end       time.Time
+	end       time.Time // of the spans that take tasks
+	planned   time.Time // of those and the ones that are about to
 }
 
 const sqlSlots = `SELECT /* tidings:delay-slots */ slot, shards, state, generation, from_time, to_time, lease_end, truncate_time, modify_time
@@ -94,6 +96,9 @@ func (s *Store) loadRing(ctx context.Context) (*ring, error) {
 		if sl.State == slotOpen && sl.To.After(r.end) {
 			r.end = sl.To
 		}
+		if (sl.State == slotOpen || sl.State == slotReady || sl.State == slotNew) && sl.To.After(r.planned) {
+			r.planned = sl.To
+		}
 	}
 	r.messages, r.campaigns = messagesStatement(r.tables), campaignStatement(r.tables)
 	return r, nil
@@ -102,7 +107,7 @@ func (s *Store) loadRing(ctx context.Context) (*ring, error) {
 // table is where a task that is due then waits; turn chooses among the shards.
 func (r *ring) table(due time.Time, turn uint64) string {
 	for i := range r.slots {
-		if sl := &r.slots[i]; sl.State == slotOpen && !due.Before(sl.From) && due.Before(sl.To) {
+		if sl := &r.slots[i]; sl.State == slotOpen && sl.Shards > 0 && !due.Before(sl.From) && due.Before(sl.To) {
 			return sl.table(int(turn % uint64(sl.Shards)))
 		}
 	}

@@ -179,7 +179,7 @@ func (f *Filter) fits(r *listRow) bool {
 // The rows of a queue table that wait for their time are the mover's; a task that is tried again later is not scheduled.
 const (
 	sqlListSoon = `SELECT /* tidings:list-soon */ msg_id, channel, source_id, receiver, due_time FROM %s FORCE INDEX (idx_ready)
-		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time >= ? AND (next_time > ? OR msg_id > ?) AND attempt = 0
+		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time >= ? AND (next_time > ? OR msg_id > ?) AND attempt = 0 AND msg_id > 0
 		ORDER BY next_time, msg_id LIMIT ?`
 	sqlListLater = `SELECT /* tidings:list-later */ msg_id, channel, source_id, receiver, due_time FROM %s FORCE INDEX (idx_due)
 		WHERE status = 0 AND due_time > UTC_TIMESTAMP(3) AND due_time >= ? AND (due_time > ? OR msg_id > ?) ORDER BY due_time, msg_id LIMIT ?`

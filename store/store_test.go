@@ -20,6 +20,10 @@ import (
 
 func TestMain(m *testing.M) {
 	testdb.Observe = statements.add
+	checks := "12" // each makes a database; -rapid.checks=200 for a night
+	if set := flag.Lookup("rapid.checks"); set.Value.String() == set.DefValue {
+		set.Value.Set(checks)
+	}
 	code := testdb.Main(m)
 	if code == 0 && flag.Lookup("test.run").Value.String() == "" { // a part of the tests cannot have sent everything
 		code = statements.check()

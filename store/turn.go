@@ -20,16 +20,18 @@ const (
 	sqlRenewRing   = `UPDATE /* tidings:ring-renew */ t_delay_slot SET lease_end = UTC_TIMESTAMP(3) + INTERVAL 10 SECOND WHERE slot = 0`
 	sqlReleaseRing = `UPDATE /* tidings:ring-release */ t_delay_slot SET lease_end = UTC_TIMESTAMP(3) WHERE slot = 0`
 	sqlRelayRing   = `UPDATE /* tidings:ring-layout */ t_delay_slot SET state = 'closing', modify_time = UTC_TIMESTAMP(3)
-		WHERE state = 'open' AND (shards <> ? OR TIMESTAMPDIFF(MICROSECOND, from_time, to_time) <> ?)`
+		WHERE state IN ('ready', 'open') AND (shards <> ? OR TIMESTAMPDIFF(MICROSECOND, from_time, to_time) <> ?)`
 	sqlCloseSlots = `UPDATE /* tidings:slot-close */ t_delay_slot SET state = 'closing', modify_time = UTC_TIMESTAMP(3)
-		WHERE state = 'open' AND to_time <= UTC_TIMESTAMP(3)`
+		WHERE state IN ('ready', 'open') AND to_time <= UTC_TIMESTAMP(3)`
 	// Whoever made them is stopped. Nobody carries on: a statement of theirs that comes late would meet a slot in use.
 	sqlAbandonSlots = `UPDATE /* tidings:slot-abandon */ t_delay_slot SET state = 'retired', modify_time = UTC_TIMESTAMP(3)
 		WHERE state = 'new' AND modify_time <= UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE`
 	sqlNextSlot = `SELECT /* tidings:slot-next */ MAX(slot) + 1 FROM t_delay_slot`
 	sqlNewSlot  = `INSERT /* tidings:slot-new */ INTO t_delay_slot (slot, shards, state, generation, from_time, to_time, lease_end, create_time, modify_time)
 		VALUES (?, ?, 'new', 1, ?, ?, '1000-01-01', UTC_TIMESTAMP(3), UTC_TIMESTAMP(3))`
-	sqlOpenSlot   = `UPDATE /* tidings:slot-open */ t_delay_slot SET state = 'open', modify_time = UTC_TIMESTAMP(3) WHERE slot = ? AND state = 'new'`
+	sqlSlotReady = `UPDATE /* tidings:slot-ready */ t_delay_slot SET state = 'ready', modify_time = UTC_TIMESTAMP(3) WHERE slot = ? AND state = 'new'`
+	sqlOpenSlots = `UPDATE /* tidings:slot-open */ t_delay_slot SET state = 'open', modify_time = UTC_TIMESTAMP(3)
+		WHERE state = 'ready' AND modify_time <= UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND`
 	sqlReopenSlot = `UPDATE /* tidings:slot-reopen */ t_delay_slot SET state = 'open', generation = generation + 1, from_time = ?, to_time = ?,
 		truncate_time = UTC_TIMESTAMP(3), modify_time = UTC_TIMESTAMP(3) WHERE slot = ? AND generation = ? AND state = 'closing'`
 	sqlRetireSlot = `UPDATE /* tidings:slot-retire */ t_delay_slot SET state = 'retired', modify_time = UTC_TIMESTAMP(3)
@@ -45,8 +47,9 @@ const (
 	sqlTruncate    = "TRUNCATE /* tidings:delay-truncate */ TABLE %s"
 	sqlDropTable   = "DROP /* tidings:delay-drop */ TABLE IF EXISTS %s"
 
-	// closeGrace lets packets of those who do not know yet that a slot is closed end. They would be found later; it saves that.
-	closeGrace = 2 * time.Second
+	// slotGrace is how long all processes have to learn of a change: their copies are a second old at most. Who does not know yet that a
+	// slot is closed, and puts a task there, costs the moving of a straggler; who does not know of a new one would miss its tasks.
+	slotGrace = 2 * time.Second
 	maxSlots   = 1000 // rows of the catalogue that are in use; more only if processes with different layouts start in turn
 )
 
@@ -79,7 +82,8 @@ func (s *Store) turn(ctx context.Context, r *ring, first []time.Time) error {
 	due := missing > 0 || !r.sameTables(s.viewed.Load())
 	for i := range r.slots {
 		sl := &r.slots[i]
-		due = due || (sl.State == slotOpen && !sl.To.After(now)) || (sl.State == slotNew && now.Sub(sl.Modified) > time.Minute) ||
+		due = due || ((sl.State == slotOpen || sl.State == slotReady) && !sl.To.After(now)) || (sl.State == slotNew && now.Sub(sl.Modified) > time.Minute) ||
+			(sl.State == slotReady && now.Sub(sl.Modified) > slotGrace) ||
 			(sl.State == slotRetired && sl.Shards > 0 && !sl.LeaseEnd.After(now)) || sl.mayRotate(now, drained)
 	}
 	if !due {
@@ -97,7 +101,7 @@ func (s *Store) turn(ctx context.Context, r *ring, first []time.Time) error {
 func (r *ring) ahead(now time.Time, d DelayConfig) (n int) {
 	for i := range r.slots {
 		switch sl := &r.slots[i]; sl.State {
-		case slotOpen, slotNew:
+		case slotOpen, slotReady, slotNew:
 			n++
 		case slotClosing:
 			if sl.fits(d) {
@@ -115,7 +119,7 @@ func (sl *Slot) fits(d DelayConfig) bool {
 
 // mayRotate tells whether a slot is closed, has been for long enough, and is empty.
 func (sl *Slot) mayRotate(now time.Time, drained map[uint16]bool) bool {
-	return sl.State == slotClosing && drained[sl.Number] && !sl.LeaseEnd.After(now) && now.Sub(sl.Modified) >= closeGrace
+	return sl.State == slotClosing && drained[sl.Number] && !sl.LeaseEnd.After(now) && now.Sub(sl.Modified) >= slotGrace
 }
 
 func (s *Store) turnSteps(ctx context.Context, drained map[uint16]bool) error {
@@ -123,6 +127,9 @@ func (s *Store) turnSteps(ctx context.Context, drained map[uint16]bool) error {
 		if _, err := s.db.ExecContext(ctx, query); err != nil {
 			return err
 		}
+	}
+	if _, err := s.db.ExecContext(ctx, sqlOpenSlots, slotGrace.Microseconds()); err != nil {
+		return err
 	}
 	r, err := s.loadRing(ctx)
 	if err != nil {
@@ -188,11 +195,11 @@ func (s *Store) unlessBusy(ctx context.Context, sl *Slot, err error) error {
 // nextSpan is the span that the next slot takes: after all others, and not in the past.
 func (s *Store) nextSpan(r *ring) (from, to time.Time) {
 	from = s.Now().Truncate(s.cfg.Delay.Slot)
-	if r.end.After(from) {
-		from = r.end
+	if r.planned.After(from) {
+		from = r.planned
 	}
-	r.end = from.Add(s.cfg.Delay.Slot)
-	return from, r.end
+	r.planned = from.Add(s.cfg.Delay.Slot)
+	return from, r.planned
 }
 
 // grow makes slots, with their tables and twins.
@@ -224,11 +231,11 @@ func (s *Store) grow(ctx context.Context, r *ring, n int) error {
 		made = append(made, number)
 	}
 	for _, number := range made {
-		if _, err := s.db.ExecContext(ctx, sqlOpenSlot, number); err != nil {
+		if _, err := s.db.ExecContext(ctx, sqlSlotReady, number); err != nil {
 			return err
 		}
 	}
-	s.log.Info("made delay tables", "slots", len(made), "shards", s.cfg.Delay.Shards, "until", r.end)
+	s.log.Info("made delay tables", "slots", len(made), "shards", s.cfg.Delay.Shards, "until", r.planned)
 	return nil
 }
 
