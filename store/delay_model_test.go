@@ -126,6 +126,9 @@ func (w *world) turn() {
 		"modify_time = modify_time - %[1]s, lease_end = lease_end - %[1]s WHERE slot > 0", ago))
 	_, err = w.db.Exec(strings.Join(statements, "; "))
 	w.check(err)
+	for _, s := range w.stores {
+		s.AgeCopies(by)
+	}
 }
 
 // send claims what is due, and settles it.

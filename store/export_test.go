@@ -5,7 +5,7 @@ import "time"
 // Sabotage lets a test change the statements of every packet before they are sent.
 func (s *Store) Sabotage(change func([]string) []string) { s.sabotage = change }
 
-// AgeCopies makes the copies of sources and quotas older.
+// AgeCopies makes the copies of sources, quotas and delay slots older.
 func (s *Store) AgeCopies(by time.Duration) {
 	s.callers.mu.Lock()
 	s.callers.loaded = s.callers.loaded.Add(-by)
@@ -13,4 +13,7 @@ func (s *Store) AgeCopies(by time.Duration) {
 	s.limits.quotas.mu.Lock()
 	s.limits.quotas.loaded = s.limits.quotas.loaded.Add(-by)
 	s.limits.quotas.mu.Unlock()
+	s.ring.mu.Lock()
+	s.ring.loaded = s.ring.loaded.Add(-by)
+	s.ring.mu.Unlock()
 }

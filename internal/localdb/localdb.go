@@ -35,6 +35,8 @@ type Config struct {
 	Log        *slog.Logger // default: nothing is logged
 	// Relaxed trades durability for speed (no fsync at commit). For tests that kill nothing.
 	Relaxed bool
+	// Env is added to the server's environment. For tests with another clock or time zone.
+	Env []string
 }
 
 // Server is a private server that this process runs or shares.
@@ -211,6 +213,9 @@ func (s *Server) runServer(ctx context.Context) error {
 	}
 	cmd := exec.Command(bin, s.serverArgs(bin)...)
 	cmd.Dir = s.dir
+	if len(s.cfg.Env) > 0 {
+		cmd.Env = append(os.Environ(), s.cfg.Env...)
+	}
 	cmd.SysProcAttr = childAttr()
 	exited := make(chan error, 1)
 	if err := startTied(cmd, exited); err != nil {
@@ -324,9 +329,12 @@ func writeMarker(path string) error {
 func (s *Server) serverArgs(bin string) []string {
 	args := []string{
 		"--no-defaults", "--socket=" + s.socket, "--pid-file=" + filepath.Join(s.dir, "pid"), "--log-error=" + filepath.Join(s.dir, "error.log"),
-		"--tmpdir=" + s.dir, "--skip-networking", "--skip-name-resolve", "--default-time-zone=+00:00", "--character-set-server=utf8mb4",
+		"--tmpdir=" + s.dir, "--skip-networking", "--skip-name-resolve", "--character-set-server=utf8mb4",
 		"--max-connections=300", "--max-allowed-packet=64M", "--innodb-buffer-pool-size=" + s.cfg.BufferPool,
 		"--performance-schema=OFF", "--transaction-isolation=READ-COMMITTED",
+	}
+	if len(s.cfg.Env) == 0 { // else the time zone is the environment's
+		args = append(args, "--default-time-zone=+00:00")
 	}
 	if s.cfg.Relaxed {
 		args = append(args, "--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0")
