@@ -250,8 +250,9 @@ func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
 				p.lookAt(msg.Lane(lane), time.Now().Add(errorWait))
 			} else if got < share {
 				hungry[lane] = false
-				p.lookAt(msg.Lane(lane), time.Now().Add(p.pause(msg.Lane(lane), got)))
-				if got > 0 {
+				wait := p.pause(msg.Lane(lane), got)
+				p.lookAt(msg.Lane(lane), time.Now().Add(wait))
+				if got > 0 || wait > lastWait { // else the looks that follow tell
 					p.lookAhead(ctx, msg.Lane(lane))
 				}
 			}

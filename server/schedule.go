@@ -36,7 +36,7 @@ func (s *Server) scheduleRoutes(api huma.API) {
 // Cancelled answers a cancellation.
 type Cancelled struct {
 	MsgID     string     `json:"msg_id"`
-	Status    string     `json:"status" doc:"The message's status now: cancelled, or partial when some tasks had been sent."`
+	Status    string     `json:"status" doc:"The message's status now: cancelled, unless other tasks have been sent, or are being."`
 	Cancelled int        `json:"cancelled" doc:"How many tasks this call ended; 0: they had been cancelled before."`
 	Tasks     []SentTask `json:"tasks" doc:"How each task stands now."`
 }
@@ -182,7 +182,7 @@ func (s *Server) cancelBatch(ctx context.Context, in *getBatchInput) (*batchCanc
 	defer cancel()
 	n, err := s.cfg.Store.CancelBatch(limited, source, in.ID, caller(ctx).ID)
 	done := err == nil
-	if err != nil && (n == 0 || limited.Err() == nil) {
+	if err != nil && limited.Err() == nil {
 		return nil, s.answer(ctx, err)
 	}
 	s.cfg.Log.Info("cancelled a batch", "request_id", requestID(ctx), "batch_id", in.ID, "tasks", n, "done", done)
@@ -200,11 +200,12 @@ func (s *Server) cancelBatch(ctx context.Context, in *getBatchInput) (*batchCanc
 // scheduled lists what waits for its time, the soonest first.
 func (s *Server) scheduled(ctx context.Context, filter store.Filter, cursor string) (*listOutput, error) {
 	if cursor != "" {
-		var ms int64
-		if n, err := fmt.Sscanf(cursor, "%d-%d", &ms, &filter.After.MsgID); err != nil || n != 2 {
+		due, id, _ := strings.Cut(cursor, "-")
+		ms, err := strconv.ParseUint(due, 10, 48)
+		if filter.After.MsgID, _ = strconv.ParseUint(id, 10, 63); err != nil || filter.After.MsgID == 0 || ms > latestCursor {
 			return nil, faulty([]admit.Problem{{Field: "cursor", Code: admit.CodeInvalid, Message: "is no next_cursor of a page of this list"}})
 		}
-		filter.After.Due = time.UnixMilli(ms).UTC()
+		filter.After.Due = time.UnixMilli(int64(ms)).UTC()
 	}
 	page, err := s.cfg.Store.Scheduled(ctx, filter)
 	if err != nil {
@@ -220,15 +221,18 @@ func (s *Server) scheduled(ctx context.Context, filter store.Filter, cursor stri
 	return &out, nil
 }
 
+// latestCursor is the end of the year 9998, in Unix milliseconds.
+const latestCursor = 253_370_764_800_000
+
 const statusScheduled = "scheduled"
 
 // sentNow is how a message stands that was just accepted.
 func sentNow(m *store.Message, now time.Time) (status string, due *time.Time) {
-	if m.SendAt.After(now) {
-		return statusScheduled, &m.SendAt
-	}
-	if len(m.Tasks) == 0 {
+	switch {
+	case len(m.Tasks) == 0:
 		return msg.Skipped.String(), nil
+	case m.SendAt.After(now):
+		return statusScheduled, &m.SendAt
 	}
 	return "dispatched", nil
 }

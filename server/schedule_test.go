@@ -169,7 +169,7 @@ func TestListScheduledByHTTP(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	for _, cursor := range []string{"x", "1", "1-", "-"} {
+	for _, cursor := range []string{"x", "1", "1-", "-", "9999999999999999-1", "-5-1", "1-1garbage", "1-0"} {
 		if a := b.do(t, "GET", "/api/messages?status=scheduled&cursor="+cursor, ""); a.status != 422 {
 			t.Errorf("cursor %s: %d", cursor, a.status)
 		}

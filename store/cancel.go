@@ -80,7 +80,7 @@ func (s *Store) Cancel(ctx context.Context, msgID uint64, by string) (cancelled 
 	if len(m.waiting(anyAttempt)) > 0 {
 		return cancelled, m, ErrBusy
 	}
-	if cancelled > 0 || m.Status == msg.Cancelled.String() {
+	if cancelled > 0 || slices.ContainsFunc(m.Tasks, func(t TaskView) bool { return t.Status == msg.Cancelled }) {
 		return cancelled, m, nil
 	}
 	return 0, m, m.whyNot()
@@ -91,7 +91,7 @@ func (m *MessageView) waiting(mostAttempts int) map[string][]delayKey {
 	found := map[string][]delayKey{}
 	for i := range m.Tasks {
 		if t := &m.Tasks[i]; t.Status == msg.Ready && t.Attempt <= mostAttempts {
-			found[t.place] = append(found[t.place], delayKey{t.MsgID, t.Channel, t.Due})
+			found[t.place] = append(found[t.place], delayKey{MsgID: t.MsgID, Channel: t.Channel, Due: t.Due})
 		}
 	}
 	return found
@@ -161,15 +161,17 @@ func (s *Store) CancelBatch(ctx context.Context, source, batchID, by string) (ca
 			pause(ctx, 100*time.Millisecond)
 		}
 	}
-	return cancelled, public(ctx.Err())
+	return cancelled, fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
 }
 
 // cancelRound goes through all tables once. held tasks were ready, and locked by somebody.
 func (s *Store) cancelRound(ctx context.Context, c Campaign, by string) (cancelled, held int, err error) {
+	if err := s.ring.refresh(ctx); err != nil {
+		return 0, 0, err
+	}
 	err = s.onRing(ctx, func(r *ring) error {
 		held = 0
-		tables := slices.Clone(r.tables)
-		slices.Reverse(tables) // the ring first, then what is far, then the lanes
+		tables := slices.Clone(r.tables) // what is far first, then the ring, then the lanes: the way that tasks go
 		for _, l := range msg.Lanes {
 			tables = append(tables, queueTable(l))
 		}
@@ -206,8 +208,11 @@ func (s *Store) Reschedule(ctx context.Context, msgID uint64, due, expire time.T
 			return nil, err
 		}
 		waiting := m.waiting(0)
-		if len(waiting) == 0 {
+		if slices.ContainsFunc(m.Tasks, func(t TaskView) bool { return t.Status != msg.Skipped && (t.Status != msg.Ready || t.Attempt > 0) }) {
 			return m, m.whyNot()
+		}
+		if len(waiting) == 0 {
+			return m, ErrEnded
 		}
 		done, err := s.rescheduleAll(ctx, m, waiting, due, expire)
 		if err != nil && number(err) != erNoSuchTable {
@@ -306,8 +311,8 @@ func (s *Store) rescheduleAt(ctx context.Context, tx *sqlx.Tx, from, to string, 
 		return err
 	}
 	n, err := affected(tx.ExecContext(ctx, fmt.Sprintf(sqlPutAt, verb, to, from, where), due, next, expire))
-	if err != nil || n < len(ours) {
-		return fmt.Errorf("%d tasks arrived where %d are ours: %w", n, len(ours), errors.Join(errMoved, err))
+	if err != nil || n < len(ours) { // one that replaces a tombstone counts twice
+		return fmt.Errorf("%d tasks arrived where %d are ours: %w", n, len(ours), err)
 	}
 	return s.leave(ctx, tx, from, where, len(ours))
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -326,6 +327,12 @@ func TestListScheduled(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}
+	for name, f := range map[string]store.Filter{"since": {Since: at.Add(time.Hour)}, "until": {Until: at.Add(-time.Hour)}} {
+		f.Limit = 10
+		if page, err := s.Scheduled(ctx, f); err != nil || len(page.Messages) > 0 {
+			t.Errorf("%s: %d messages (%v), want none", name, len(page.Messages), err)
+		}
+	}
 	if page, err := s.List(ctx, store.Filter{Limit: 100}); err != nil || len(page.Messages) != len(want)+3 {
 		t.Errorf("the whole list has %d messages (%v), want %d", len(page.Messages), err, len(want)+3)
 	}
@@ -334,5 +341,61 @@ func TestListScheduled(t *testing.T) {
 	}
 	if n := count(t, db, "SELECT SUM(tasks) FROM v_scheduled_by_hour"); n != 8 {
 		t.Errorf("v_scheduled_by_hour has %d tasks, want 8", n)
+	}
+}
+
+// A message of which one channel has been sent: a cancel ends the others, again and again with the same answer; it cannot be rescheduled.
+func TestPartlySent(t *testing.T) {
+	t.Parallel()
+	s, _ := ringOf(t, store.Config{})
+	ctx := context.Background()
+	m := message("r")
+	m.Tasks = append(m.Tasks, store.NewTask{Channel: msg.Inbox, Receiver: "x", AttemptLimit: 5})
+	id := enqueue(t, s, m).MsgID
+	settle(t, s, success(s, claim(t, s, 10)[0]))
+	if _, err := s.Reschedule(ctx, id, s.Now().Add(24*time.Hour), time.Time{}); !errors.Is(err, store.ErrEnded) {
+		t.Errorf("rescheduled: %v", err)
+	}
+	for _, want := range []int{1, 0} {
+		if n, m, err := s.Cancel(ctx, id, "shop"); n != want || err != nil || m.Status != "partial" {
+			t.Errorf("%d %v %v, want %d", n, m, err, want)
+		}
+	}
+}
+
+// A campaign whose tasks move from far away into the ring while it is cancelled is cancelled as a whole.
+func TestCancelBatchWhileItMoves(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s, db := ringOf(t, store.Config{DSN: dsn})
+	m := scheduled(s, "", 200*time.Hour)
+	m.BatchID = "b"
+	enqueue(t, s, m)
+	run(t, db, "UPDATE t_msg_delay_far SET due_time = UTC_TIMESTAMP(3) + INTERVAL 24 HOUR, next_time = due_time")
+	var once sync.Once
+	c := testdb.Open(t, store.Config{DSN: dsn, Observe: func(q string) {
+		if strings.Contains(q, "tidings:cancel-batch") {
+			once.Do(func() { tend(t, s) })
+		}
+	}})
+	if n, err := c.CancelBatch(context.Background(), "default", "b", "shop"); n != 1 || err != nil {
+		t.Errorf("cancelled %d: %v", n, err)
+	}
+}
+
+// A process whose copy of the ring is older than the ring's tables finds what is in them.
+func TestOldCopyOfTheRing(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	a := testdb.Open(t, store.Config{DSN: dsn})
+	b, _ := ringOf(t, store.Config{DSN: dsn})
+	m := scheduled(b, "", 24*time.Hour)
+	m.BatchID = "b"
+	id := enqueue(t, b, m).MsgID
+	if _, err := a.Message(context.Background(), id); err != nil {
+		t.Error(err)
+	}
+	if n, err := a.CancelBatch(context.Background(), "default", "b", "shop"); n != 1 || err != nil {
+		t.Errorf("cancelled %d: %v", n, err)
 	}
 }

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -74,9 +73,9 @@ func (sl *Slot) tables() (names []string) {
 // closed meanwhile is found there, for the mover looks into every table, and a table that is gone refuses it.
 type ring struct {
 	slots     []Slot
-	tables    []string // all delay tables that may hold tasks; the first is t_msg_delay_far
-	messages  string   // the statement that reads messages wherever their tasks are
-	campaigns string   // and that which counts a campaign's
+	tables    []string  // all delay tables that may hold tasks; the first is t_msg_delay_far
+	messages  string    // the statement that reads messages wherever their tasks are
+	campaigns string    // and that which counts a campaign's
 	end       time.Time // of the spans that take tasks
 	planned   time.Time // of those and the ones that are about to
 }
@@ -207,9 +206,4 @@ func delayViews(tables []string) []string {
 		"CREATE /* tidings:delay-view-hours */ OR REPLACE VIEW v_scheduled_by_hour AS SELECT due_hour, SUM(tasks) AS tasks FROM (" +
 			strings.Join(hours, " UNION ALL ") + ") AS tables_by_hour GROUP BY due_hour",
 	}
-}
-
-// sameTables tells whether two copies of the ring have the same tables.
-func (r *ring) sameTables(other *ring) bool {
-	return other != nil && slices.Equal(r.tables, other.tables)
 }

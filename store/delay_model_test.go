@@ -97,7 +97,7 @@ func (w *world) reschedule() {
 }
 
 func (w *world) tend() {
-	_, _, err := w.any("store").Tend(context.Background())
+	_, err := tendWith(context.Background(), w.any("store"))
 	w.check(err)
 }
 

@@ -41,11 +41,20 @@ func settled(t testing.TB, db *sql.DB, s *store.Store) {
 
 func tend(t testing.TB, s *store.Store) (moved int) {
 	t.Helper()
-	moved, _, err := s.Tend(context.Background())
+	moved, err := tendWith(context.Background(), s)
 	if err != nil {
 		t.Fatalf("tend: %v", err)
 	}
 	return moved
+}
+
+// tendWith moves tasks and turns the ring.
+func tendWith(ctx context.Context, s *store.Store) (moved int, err error) {
+	done, err := s.Tend(ctx)
+	if err == nil && done.Turn != nil {
+		err = done.Turn(ctx)
+	}
+	return done.Moved, err
 }
 
 // scheduled is a message that is due then.
@@ -199,7 +208,7 @@ func TestManyMovers(t *testing.T) {
 	for i := range total {
 		other := testdb.Open(t, store.Config{DSN: dsn})
 		wg.Go(func() {
-			n, _, err := other.Tend(context.Background())
+			n, err := tendWith(context.Background(), other)
 			if err != nil {
 				t.Errorf("tend: %v", err)
 			}
@@ -309,7 +318,7 @@ func TestRotationAfterCrash(t *testing.T) {
 				}
 			}})
 			end(t, db, 1)
-			_, _, err := doomed.Tend(ctx)
+			_, err := tendWith(ctx, doomed)
 			if step != "ring-release" && err == nil {
 				t.Fatal("nothing was cut off")
 			}
@@ -346,7 +355,7 @@ func TestRotationByTheStalled(t *testing.T) {
 				}})
 				run(t, db, "UPDATE t_delay_slot SET lease_end = '1000-01-01' WHERE slot = 0")
 				done.Go(func() {
-					if _, _, err := stalled.Tend(context.Background()); err != nil {
+					if _, err := tendWith(context.Background(), stalled); err != nil {
 						t.Errorf("the stalled one: %v", err)
 					}
 				})
@@ -556,13 +565,13 @@ func TestLayoutChanges(t *testing.T) {
 	if got := placeOf(t, db, id); got != "t_msg_queue_middle" {
 		t.Errorf("in %s", got)
 	}
-	if n := count(t, db, "SELECT COUNT(*) FROM t_delay_slot WHERE slot BETWEEN 1 AND 4 AND state = 'retired' AND shards = 0"); n != 4 {
+	if n := count(t, db, "SELECT COUNT(*) FROM t_delay_slot WHERE slot BETWEEN 1 AND 4 AND state = 'retired'"); n != 4 {
 		t.Errorf("%d slots are retired, want 4", n)
 	}
 }
 
-// Fewer slots: those that are too many are dropped when their time is over. Tables that somebody dropped are made again.
-func TestFewerSlotsAndMissingTables(t *testing.T) {
+// Fewer slots: those that are too many are dropped when their time is over.
+func TestFewerSlots(t *testing.T) {
 	t.Parallel()
 	dsn := testdb.New(t)
 	_, db := ringOf(t, store.Config{DSN: dsn})
@@ -575,15 +584,42 @@ func TestFewerSlotsAndMissingTables(t *testing.T) {
 	if got := tables(t, db, 1); len(got) != 0 {
 		t.Errorf("tables %v, want none", got)
 	}
-	run(t, db, "DROP TABLE t_msg_delay_2_0, t_msg_delay_3_0_t1")
-	tend(t, s)
-	if got, want := tables(t, db, 2), []string{"t_msg_delay_2_0", "t_msg_delay_2_0_t1"}; !slices.Equal(got, want) {
-		t.Errorf("tables %v, want %v", got, want)
-	}
-	end(t, db, 3)
-	tend(t, s)
-	if got, want := tables(t, db, 3), []string{"t_msg_delay_3_0", "t_msg_delay_3_0_t2"}; !slices.Equal(got, want) {
-		t.Errorf("tables %v, want %v", got, want)
+}
+
+// A slot that lacks a table is retired: its other tables' tasks move, and another slot is made.
+func TestMissingTables(t *testing.T) {
+	t.Parallel()
+	for name, lost := range map[string]string{"in use": "t_msg_delay_2_0", "twin": "t_msg_delay_2_0_t1"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, db := ringOf(t, store.Config{Delay: store.DelayConfig{Shards: 2}})
+			var ids []uint64
+			for range 4 {
+				ids = append(ids, enqueue(t, s, scheduled(s, "", 24*time.Hour)).MsgID)
+			}
+			run(t, db, "DROP TABLE "+lost)
+			if name == "twin" { // missed when it is needed
+				end(t, db, 2)
+				for shard := range 2 {
+					pass(t, db, fmt.Sprintf("t_msg_delay_2_%d", shard), 24*time.Hour)
+				}
+			}
+			for range 3 {
+				tend(t, s)
+			}
+			settled(t, db, s)
+			tend(t, s)
+			if got := tables(t, db, 2); len(got) != 0 {
+				t.Errorf("tables %v, want none", got)
+			}
+			if got, want := tables(t, db, 5), []string{"t_msg_delay_5_0", "t_msg_delay_5_0_t1", "t_msg_delay_5_1", "t_msg_delay_5_1_t1"}; !slices.Equal(got, want) {
+				t.Errorf("tables %v, want %v", got, want)
+			}
+			want := map[string]int{"in use": 2, "twin": 4}[name]
+			if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE status = 0"); n != want {
+				t.Errorf("%d tasks are left, want %d", n, want)
+			}
+		})
 	}
 }
 
@@ -601,7 +637,7 @@ func TestAbandonedSlot(t *testing.T) {
 	}})
 	var done sync.WaitGroup
 	done.Go(func() {
-		if _, _, err := maker.Tend(context.Background()); err != nil {
+		if _, err := tendWith(context.Background(), maker); err != nil {
 			t.Errorf("the maker: %v", err)
 		}
 	})
@@ -675,7 +711,7 @@ func TestScheduledKeyLives(t *testing.T) {
 	t.Parallel()
 	s, db := ringOf(t, store.Config{})
 	first := enqueue(t, s, scheduled(s, "r", 100*time.Hour))
-	if n := count(t, db, "SELECT TIMESTAMPDIFF(HOUR, UTC_TIMESTAMP(3), expire_time) FROM t_idempotency"); n != 123 {
+	if n := count(t, db, "SELECT ROUND(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(3), expire_time) / 3600) FROM t_idempotency"); n != 124 {
 		t.Errorf("the key is kept for %d hours, want 100 and 24", n)
 	}
 	if again := enqueue(t, s, scheduled(s, "r", 100*time.Hour)); !again.Duplicate || again.MsgID != first.MsgID {
@@ -684,7 +720,7 @@ func TestScheduledKeyLives(t *testing.T) {
 	if _, err := s.Reschedule(context.Background(), first.MsgID, s.Now().Add(200*time.Hour), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	if n := count(t, db, "SELECT TIMESTAMPDIFF(HOUR, UTC_TIMESTAMP(3), expire_time) FROM t_idempotency"); n != 223 {
+	if n := count(t, db, "SELECT ROUND(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(3), expire_time) / 3600) FROM t_idempotency"); n != 224 {
 		t.Errorf("the key is kept for %d hours after rescheduling, want 200 and 24", n)
 	}
 }
@@ -702,4 +738,189 @@ func TestScheduledIsNotHandedOff(t *testing.T) {
 	if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE status = 0"); n != 2 {
 		t.Errorf("%d tasks are ready, want 2", n)
 	}
+}
+
+// A table of a slot that is being dropped is not made again by one who stood still, and what was put into it is found.
+func TestMendByTheStalled(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	other, db := ringOf(t, store.Config{DSN: dsn})
+	inMend, inWrite, woken, written := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var once, once2 sync.Once
+	stopped := testdb.Open(t, store.Config{DSN: dsn, Observe: func(q string) {
+		if strings.Contains(q, "tidings:delay-tables") {
+			once.Do(func() { close(inMend); <-woken })
+		}
+		if strings.Contains(q, "INTO t_msg_delay_2_0 ") {
+			once2.Do(func() { close(inWrite); <-written })
+		}
+	}})
+	var done, wrote sync.WaitGroup
+	var got store.Accepted
+	wrote.Go(func() { got = enqueue(t, stopped, scheduled(stopped, "r", 24*time.Hour)) })
+	<-inWrite
+	run(t, db, "DROP TABLE t_msg_delay_1_0") // as another process does between our copy of the ring and our look
+	done.Go(func() { tendWith(context.Background(), stopped) })
+	<-inMend
+	tend(t, other)
+	end(t, db, 2)
+	run(t, db, "UPDATE t_delay_slot SET to_time = from_time + INTERVAL 1 HOUR WHERE slot = 2")
+	tend(t, other)
+	tend(t, other)
+	close(woken)
+	done.Wait()
+	close(written)
+	wrote.Wait()
+	if m, err := other.Message(context.Background(), got.MsgID); err != nil || m.Status != "scheduled" {
+		t.Errorf("%v %v", m, err)
+	}
+	if got := tables(t, db, 2); len(got) != 0 {
+		t.Errorf("tables %v, want none", got)
+	}
+}
+
+// A mover that stands still before its transaction holds nothing, for a transaction is one statement to it.
+func TestMoverStandsStill(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	other, db := ringOf(t, store.Config{DSN: dsn})
+	id := enqueue(t, other, scheduled(other, "", 24*time.Hour)).MsgID
+	pass(t, db, "t_msg_delay_2_0", 24*time.Hour)
+	in, woken := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	stopped := testdb.Open(t, store.Config{DSN: dsn, Observe: func(q string) {
+		if strings.Contains(q, "tidings:delay-put") {
+			once.Do(func() { close(in); <-woken })
+		}
+	}})
+	var done sync.WaitGroup
+	done.Go(func() { tendWith(context.Background(), stopped) })
+	<-in
+	tend(t, other)
+	if got := placeOf(t, db, id); got != "t_msg_queue_middle" {
+		t.Errorf("in %s while the other is stopped", got)
+	}
+	close(woken)
+	done.Wait()
+	if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE msg_id = ?", id); n != 1 {
+		t.Errorf("%d tasks", n)
+	}
+}
+
+// A DBA's lock on a delay table, or on rows or gaps of a lane, holds up the tasks there, and no others.
+func TestMoverAndLocks(t *testing.T) {
+	t.Parallel()
+	s, db := ringOf(t, store.Config{})
+	low, high := scheduled(s, "", 24*time.Hour), scheduled(s, "", 24*time.Hour)
+	low.Lane, high.Lane = msg.Low, msg.High
+	lowID, highID := enqueue(t, s, low).MsgID, enqueue(t, s, high).MsgID
+	pass(t, db, "t_msg_delay_2_0", 24*time.Hour)
+	conn, err := db.Conn(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.ExecContext(context.Background(), "LOCK TABLES t_msg_delay_4_0 WRITE"); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := db.BeginTx(context.Background(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	run(t, tx, "DELETE FROM t_msg_queue_low WHERE batch_id = 'b'") // locks gaps
+	began := time.Now()
+	tendWith(context.Background(), s)
+	if took := time.Since(began); took > 6*time.Second {
+		t.Errorf("a pass took %v", took)
+	}
+	if _, err := conn.ExecContext(context.Background(), "UNLOCK TABLES"); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[uint64]string{highID: "t_msg_queue_high", lowID: "t_msg_delay_2_0"} {
+		if got := placeOf(t, db, id); got != want {
+			t.Errorf("in %s, want %s", got, want)
+		}
+	}
+	tx.Rollback()
+	tend(t, s)
+	if got := placeOf(t, db, lowID); got != "t_msg_queue_low" {
+		t.Errorf("in %s after the lock", got)
+	}
+}
+
+// A task that came late into a table of a retired slot, which somebody reads meanwhile, is moved all the same.
+func TestRetiredStraggler(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	mover, db := ringOf(t, store.Config{DSN: dsn})
+	stopped, woken := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	writer := testdb.Open(t, store.Config{DSN: dsn, Observe: func(q string) {
+		if strings.Contains(q, "INTO t_msg_delay_2_0 ") {
+			once.Do(func() { close(stopped); <-woken })
+		}
+	}})
+	var got store.Accepted
+	var done sync.WaitGroup
+	done.Go(func() { got = enqueue(t, writer, scheduled(writer, "r", 24*time.Hour)) })
+	<-stopped
+	tx, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.Exec("SELECT COUNT(*) FROM t_msg_delay_2_0"); err != nil {
+		t.Fatal(err)
+	}
+	end(t, db, 2)
+	run(t, db, "UPDATE t_delay_slot SET to_time = from_time + INTERVAL 1 HOUR WHERE slot = 2")
+	tend(t, mover) // retires the slot, and cannot drop its table
+	close(woken)
+	done.Wait()
+	run(t, db, "UPDATE t_msg_delay_2_0 SET due_time = UTC_TIMESTAMP(3) WHERE status = 0")
+	run(t, db, "UPDATE t_delay_slot SET state = 'closing', modify_time = UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE WHERE slot = 1") // there is something to do
+	tend(t, mover)
+	if place := placeOf(t, db, got.MsgID); place != "t_msg_queue_middle" {
+		t.Errorf("in %s", place)
+	}
+}
+
+// While somebody has the views open, they are not tried again and again.
+func TestViewsAreBusy(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	_, db := ringOf(t, store.Config{DSN: dsn})
+	run(t, db, "CREATE OR REPLACE VIEW v_delay AS "+viewOf("t_msg_delay_far"))
+	tx, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.Exec("SELECT COUNT(*) FROM v_task"); err != nil {
+		t.Fatal(err)
+	}
+	views := 0
+	s := testdb.Open(t, store.Config{DSN: dsn, Observe: func(q string) {
+		if strings.Contains(q, "tidings:delay-view */") {
+			views++
+		}
+	}})
+	for range 4 {
+		tendWith(context.Background(), s)
+	}
+	if views != 1 {
+		t.Errorf("%d tries, want 1 a minute", views)
+	}
+	tx.Rollback()
+	tend(t, testdb.Open(t, store.Config{DSN: dsn}))
+	id := enqueue(t, s, scheduled(s, "", 24*time.Hour)).MsgID
+	if got := placeOf(t, db, id); got != "t_msg_delay_2_0" {
+		t.Errorf("the view shows it in %s", got)
+	}
+}
+
+func viewOf(table string) string {
+	return "SELECT '" + table + "' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, " +
+		"attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time FROM " + table + " WHERE status <> 9"
 }

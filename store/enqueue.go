@@ -572,8 +572,11 @@ func (in *insertion) schedule(ctx context.Context, now time.Time) {
 			continue
 		}
 		if p.due = p.SendAt; p.due.After(now) {
+			p.next = p.due
+		}
+		if p.due.After(now.Add(s.cfg.Delay.Lead)) {
 			r, _ := s.ring.get(ctx)
-			p.next, p.table = p.due, s.destined(r, p.due, now, turn)
+			p.table = r.table(p.due, turn)
 		}
 	}
 }

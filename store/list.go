@@ -38,7 +38,7 @@ type DueCursor struct {
 	MsgID uint64 // 0: the beginning
 }
 
-// listRows is how many rows a page examines in each table at most. Waiting tasks have no index by receiver or source (each
+// listRows is how many rows a page examines in each table at most, fewer where there are many delay tables. Waiting tasks have no index by receiver or source (each
 // costs every claim), so a page may show less than its limit, or nothing, and still have a next one.
 const (
 	listRows  = 2000
@@ -59,6 +59,9 @@ const (
 	sqlListSource = `SELECT /* tidings:list-source */ msg_id, channel, source_id, receiver FROM t_msg_record
 		WHERE source_id = ? AND create_time >= ? AND create_time <= ? AND msg_id >= ? AND msg_id < ? ORDER BY create_time DESC, msg_id DESC LIMIT ?`
 )
+
+// rowsOf is how many rows a page examines in each delay table.
+func (r *ring) rowsOf() int { return max(listRows*8/max(len(r.tables), 8), listChunk) }
 
 type listRow struct {
 	MsgID    uint64      `db:"msg_id"`
@@ -123,8 +126,11 @@ func (s *Store) candidates(ctx context.Context, r *ring, f *Filter) (ids []uint6
 	}
 	for _, table := range r.tables {
 		var rows []listRow
-		if err := s.db.SelectContext(ctx, &rows, fmt.Sprintf(sqlListDelayed, table), low, high, listRows); err != nil {
+		if err := s.db.SelectContext(ctx, &rows, fmt.Sprintf(sqlListDelayed, table), low, high, r.rowsOf()); err != nil {
 			return nil, 0, err
+		}
+		if len(rows) == r.rowsOf() {
+			next = max(next, rows[len(rows)-1].MsgID)
 		}
 		tables = append(tables, rows)
 	}
@@ -179,10 +185,11 @@ func (f *Filter) fits(r *listRow) bool {
 // The rows of a queue table that wait for their time are the mover's; a task that is tried again later is not scheduled.
 const (
 	sqlListSoon = `SELECT /* tidings:list-soon */ msg_id, channel, source_id, receiver, due_time FROM %s FORCE INDEX (idx_ready)
-		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time >= ? AND (next_time > ? OR msg_id > ?) AND attempt = 0 AND msg_id > 0
+		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time >= ? AND (next_time > ? OR msg_id > ?) AND msg_id >= ? AND msg_id < ? AND attempt = 0
 		ORDER BY next_time, msg_id LIMIT ?`
 	sqlListLater = `SELECT /* tidings:list-later */ msg_id, channel, source_id, receiver, due_time FROM %s FORCE INDEX (idx_due)
-		WHERE status = 0 AND due_time > UTC_TIMESTAMP(3) AND due_time >= ? AND (due_time > ? OR msg_id > ?) ORDER BY due_time, msg_id LIMIT ?`
+		WHERE status = 0 AND due_time > UTC_TIMESTAMP(3) AND due_time >= ? AND (due_time > ? OR msg_id > ?) AND msg_id >= ? AND msg_id < ?
+		ORDER BY due_time, msg_id LIMIT ?`
 )
 
 // Scheduled shows messages that wait for their due time, the soonest first. It examines a bounded number of rows, so a page may be short and
@@ -233,12 +240,13 @@ func (s *Store) Scheduled(ctx context.Context, f Filter) (Page, error) {
 // zero when the tables hold no more.
 func (s *Store) upcoming(ctx context.Context, r *ring, f *Filter) (rows []listRow, end DueCursor, err error) {
 	from := earliest(f.After.Due)
+	low, high := f.bounds()
 	add := func(query string, args ...any) error {
 		var more []listRow
-		if err := s.db.SelectContext(ctx, &more, query, append(args, from, from, f.After.MsgID, listRows)...); err != nil {
+		if err := s.db.SelectContext(ctx, &more, query, append(args, from, from, f.After.MsgID, low, high, r.rowsOf())...); err != nil {
 			return err
 		}
-		if n := len(more); n == listRows {
+		if n := len(more); n == r.rowsOf() {
 			if last := (DueCursor{more[n-1].Due, more[n-1].MsgID}); end.MsgID == 0 || last.compare(end) < 0 {
 				end = last
 			}

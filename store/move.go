@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -15,132 +16,181 @@ import (
 	"tidings/internal/msg"
 )
 
-// delayKey names a task in a delay table.
+// delayKey names a task in a delay table, and says what decides where it belongs.
 type delayKey struct {
-	MsgID   uint64      `db:"msg_id"`
-	Channel msg.Channel `db:"channel"`
-	Due     time.Time   `db:"due_time"`
+	MsgID    uint64      `db:"msg_id"`
+	Channel  msg.Channel `db:"channel"`
+	Due      time.Time   `db:"due_time"`
+	Priority string      `db:"priority"`
 }
 
 const (
-	// The look reads the index alone: entries that are dead, but kept for somebody's old snapshot, are walked once for so many keys.
-	sqlDelayLook = `SELECT /* tidings:delay-look */ msg_id, channel, due_time FROM %s FORCE INDEX (idx_due)
-		WHERE status = 0 AND due_time <= ? ORDER BY due_time, msg_id LIMIT ?`
+	// The look goes through the index once for many keys: entries that are dead, but kept for somebody's old snapshot, are walked
+	// each time.
+	sqlDelayLook = `SELECT /* tidings:delay-look */ msg_id, channel, due_time, priority FROM %s FORCE INDEX (idx_due)
+		WHERE status = 0 AND due_time <= ? AND due_time >= ? AND (due_time > ? OR msg_id > ?) ORDER BY due_time, msg_id LIMIT ?`
 	// due_time is asked once more: the task may have been rescheduled since, and come back to this very table.
 	sqlDelayMark = `UPDATE /* tidings:delay-mark */ (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
 			WHERE (%[2]s) AND status = 0 AND due_time <= ? LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS free
 		STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = free.msg_id AND task.channel = free.channel
 		SET task.status = 9, task.owner = ?, task.modify_time = UTC_TIMESTAMP(3)`
-	sqlDelayLanes = `SELECT /* tidings:delay-lanes */ priority, channel, MIN(due_time) AS due_time FROM %s FORCE INDEX (PRIMARY)
-		WHERE (%s) AND owner = ? AND status = 9 GROUP BY priority, channel`
-	sqlDelayToQueue = `INSERT /* tidings:delay-to-queue */ INTO %s (` + recordedTaskColumns + `) SELECT ` + movedTaskColumns + ` FROM %s FORCE INDEX (PRIMARY)
-		WHERE (%s) AND owner = ? AND status = 9 AND priority = ?`
-	// A task that is moved away and back finds its own tombstone, and takes its place.
-	sqlDelayToRing = `REPLACE /* tidings:delay-to-ring */ INTO %s (` + recordedTaskColumns + `) SELECT ` + movedTaskColumns + ` FROM %s FORCE INDEX (PRIMARY)
-		WHERE (%s) AND owner = ? AND status = 9`
+	sqlDelayMarked = "SET /* tidings:delay-marked */ @tidings_moved = ROW_COUNT()"
+	// INSERT into a queue table, where no row of the task may be; REPLACE into a delay table, where its own tombstone may stand when it
+	// was moved away and back.
+	sqlDelayPut = `%[1]s /* tidings:delay-put */ INTO %[2]s (` + recordedTaskColumns + `) SELECT ` + movedTaskColumns + ` FROM %[3]s FORCE INDEX (PRIMARY)
+		WHERE (%[4]s) AND owner = ? AND status = 9`
 	sqlDelayLeave = `DELETE /* tidings:delay-leave */ task FROM (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
 			WHERE (%[2]s) AND owner = ? AND status = 9 LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine
 		STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel`
+	// One that replaces a tombstone counts twice.
+	sqlDelayGuard = "SET /* tidings:delay-guard */ @tidings_ok = IF(ROW_COUNT() >= @tidings_moved, 1, (SELECT 1 UNION SELECT 2))"
+	sqlDelayMoved = "SELECT /* tidings:delay-moved */ @tidings_moved"
 
 	recordedTaskColumns = taskColumns + ", modify_time"
 	movedTaskColumns    = `msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version,
 	params, content, 0, attempt, attempt_limit, '', due_time, due_time, expire_time, provider, last_error, create_time, UTC_TIMESTAMP(3)`
 
-	lookKeys = 20_000 // of one look: 24 bytes each
+	lookKeys = 20_000 // of one look
 	farKeys  = 2_000  // that one pass moves from far ahead into the ring: there is time
 	moveRows = 500    // of one transaction
 )
 
-// Tend looks after the delay tables once: what is due within the lead is moved to its queue table, what the ring has room for is
-// moved into it, and slots whose time is over are emptied and opened for the next span. Any number of processes may do it at
-// once. It tells how many tasks were moved, and how long looking for them took. After an error of one table the others are looked
-// after all the same.
-func (s *Store) Tend(ctx context.Context) (moved int, looked time.Duration, err error) {
-	if err := s.ring.refresh(ctx); err != nil {
-		return 0, 0, public(err)
-	}
+// Tended is what Tend did.
+type Tended struct {
+	Moved  int           // tasks
+	Looked time.Duration // that finding them took
+	// Turn carries the ring of tables on; nil: it need not be. It may take seconds, and one at a time is enough.
+	Turn func(context.Context) error
+}
+
+// Tend moves what is due within the lead from the delay tables to its queue table, and what the ring has room for into the ring. Any
+// number of processes may do it at once. A table that somebody has locked holds up its own tasks only.
+func (s *Store) Tend(ctx context.Context) (done Tended, err error) {
+	stale := s.ring.refresh(ctx) // an old copy is good enough to move by
 	r, _ := s.ring.get(ctx)
 	began := time.Now()
 	first, err := s.firstDue(ctx, r)
 	if number(err) == erNoSuchTable {
-		return 0, 0, public(s.mend(ctx))
+		return done, public(s.mend(ctx))
 	}
 	if err != nil {
-		return 0, 0, public(err)
+		return done, public(err)
 	}
-	looked = time.Since(began)
+	done.Looked = time.Since(began)
 	due := s.Now().Add(s.cfg.Delay.Lead)
 	for i, table := range r.tables {
 		if !first[i].IsZero() && !first[i].After(due) {
 			n, failed := s.moveFrom(ctx, table, due, lookKeys)
-			moved, err = moved+n, errors.Join(err, failed)
+			done.Moved, err = done.Moved+n, errors.Join(err, failed)
 		}
 	}
 	if far := first[0]; !far.IsZero() && far.Before(r.end) {
 		n, failed := s.moveFrom(ctx, farTable, r.end.Add(-time.Millisecond), farKeys)
-		moved, err = moved+n, errors.Join(err, failed)
+		done.Moved, err = done.Moved+n, errors.Join(err, failed)
 	}
-	return moved, looked, public(errors.Join(err, s.turn(ctx, r, first)))
+	if stale == nil {
+		done.Turn = s.turnDue(r, first)
+	}
+	return done, public(errors.Join(stale, err))
 }
 
-// firstDue tells for each table when its first task is due; zero: it has none.
+// firstDue tells for each table when its first task is due; zero: it has none. Of a table that is locked nothing is known: unknownDue.
 func (s *Store) firstDue(ctx context.Context, r *ring) ([]time.Time, error) {
+	first := make([]time.Time, len(r.tables))
+	err := s.surveyDelay(ctx, r.tables, first)
+	if !isLockWait(err) {
+		return first, err
+	}
+	for i := range r.tables {
+		err := s.surveyDelay(ctx, r.tables[i:i+1], first[i:i+1])
+		if isLockWait(err) {
+			first[i] = unknownDue
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return first, nil
+}
+
+var unknownDue = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
+
+func (s *Store) surveyDelay(ctx context.Context, tables []string, first []time.Time) error {
 	var parts []string
-	for i, table := range r.tables {
+	for i, table := range tables {
 		parts = append(parts, fmt.Sprintf("SELECT %d AS n, MIN(due_time) AS due FROM %s FORCE INDEX (idx_due) WHERE status = 0", i, table))
 	}
-	rows, err := s.db.QueryContext(ctx, strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:delay-survey */ ", 1))
+	rows, err := s.moves.QueryContext(ctx, strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:delay-survey */ ", 1))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer rows.Close()
-	first := make([]time.Time, len(r.tables))
 	for rows.Next() {
 		var (
 			n   int
 			due sql.NullTime
 		)
 		if err := rows.Scan(&n, &due); err != nil {
-			return nil, err
+			return err
 		}
 		first[n] = due.Time
 	}
-	return first, rows.Err()
+	return rows.Err()
 }
 
-// moveFrom moves the tasks of a table that are due by then to where they belong, the soonest first. Of far away ones it moves as
-// many as one look finds.
+// moveFrom moves the tasks of a table that are due by then to where they belong, the soonest first; of less than lookKeys, as many as
+// one look finds.
 func (s *Store) moveFrom(ctx context.Context, table string, until time.Time, limit int) (moved int, err error) {
+	var after delayKey
 	for ctx.Err() == nil {
-		var keys []delayKey
-		if err := s.db.SelectContext(ctx, &keys, fmt.Sprintf(sqlDelayLook, table), until, limit); err != nil {
+		keys, err := s.lookDelayed(ctx, table, until, after, limit)
+		if err != nil {
 			return moved, err
 		}
 		n, err := s.moveKeys(ctx, table, keys)
 		moved += n
-		if err != nil || n == 0 || len(keys) < limit || limit < lookKeys {
+		if err != nil || len(keys) < limit || limit < lookKeys {
 			return moved, err
+		}
+		if after = (delayKey{}); n == 0 { // somebody has them all locked: others may be behind them
+			after = keys[len(keys)-1]
 		}
 	}
 	return moved, ctx.Err()
 }
 
-// moveKeys moves tasks of a table to where they belong. Those that somebody has locked, or that belong where they are, stay.
+func (s *Store) lookDelayed(ctx context.Context, table string, until time.Time, after delayKey, limit int) (keys []delayKey, err error) {
+	from := earliest(after.Due)
+	err = sqlx.NewDb(s.moves, "mysql").SelectContext(ctx, &keys, fmt.Sprintf(sqlDelayLook, table), until, from, from, after.MsgID, limit)
+	return keys, err
+}
+
+// target is a table that tasks move to, and for a queue table its lane. The zero value: nowhere.
+type target struct{ table, priority string }
+
+// moveKeys moves tasks of a table to where they belong. Those that somebody has locked, or that belong where they are, stay. A lane
+// whose table is locked holds up its own tasks only.
 func (s *Store) moveKeys(ctx context.Context, from string, keys []delayKey) (moved int, failed error) {
 	r, _ := s.ring.get(ctx)
 	now, turn := s.Now(), s.turns.Add(1)
-	groups := map[string][]delayKey{}
+	groups := map[target][]delayKey{}
 	for _, k := range keys {
-		if to := s.destined(r, k.Due, now, turn); to != from {
+		to := target{table: s.destined(r, k.Due, now, turn)}
+		if to.table == "" {
+			to = target{"t_msg_queue_" + k.Priority, k.Priority}
+		}
+		if to.table != from {
 			groups[to] = append(groups[to], k)
 		}
 	}
-	for _, to := range slices.Sorted(maps.Keys(groups)) {
+	for _, to := range slices.SortedFunc(maps.Keys(groups), func(a, b target) int { return cmp.Compare(a.table, b.table) }) {
 		for part := range slices.Chunk(groups[to], moveRows) {
 			n, err := s.moveSome(ctx, from, to, part)
 			moved += n
 			if failed = errors.Join(failed, err); ctx.Err() != nil || isLost(err) {
 				return moved, failed
+			}
+			if isLockWait(err) {
+				break
 			}
 		}
 	}
@@ -149,25 +199,23 @@ func (s *Store) moveKeys(ctx context.Context, from string, keys []delayKey) (mov
 
 // moveSome moves tasks in one transaction. One bad row must not hold up the others: what the server refuses is cut in two until
 // the bad row stands alone.
-func (s *Store) moveSome(ctx context.Context, from, to string, keys []delayKey) (moved int, err error) {
-	var lanes []movedLane
-	err = s.tx(ctx, func(tx *sqlx.Tx) (err error) {
-		moved, lanes, err = s.moveIn(ctx, tx, from, to, keys)
+func (s *Store) moveSome(ctx context.Context, from string, to target, keys []delayKey) (moved int, err error) {
+	err = s.again(ctx, func() (err error) {
+		moved, err = s.moveAtOnce(ctx, from, to, keys)
 		return err
 	})
 	switch {
 	case err == nil:
-		for _, l := range lanes {
-			if lane, err := msg.ParseLane(l.Priority); err == nil {
-				s.cfg.Wake(lane, l.Channel, l.Due)
-			}
+		if to.priority != "" && moved > 0 {
+			s.wakeFor(to.priority, keys)
 		}
 		return moved, nil
 	case isLost(err) || mustStartAgain(err) || number(err) == erNoSuchTable || ctx.Err() != nil:
 		return 0, err
 	case len(keys) == 1 && isDuplicate(err): // only a copy made by hand can be
 		s.log.Warn("dropped a scheduled copy of a task that stands in its queue", "msg_id", keys[0].MsgID, "channel", keys[0].Channel)
-		return 0, s.dropCopy(ctx, from, keys)
+		_, err := s.moveAtOnce(ctx, from, target{}, keys)
+		return 0, err
 	case len(keys) == 1:
 		return 0, err
 	}
@@ -177,74 +225,50 @@ func (s *Store) moveSome(ctx context.Context, from, to string, keys []delayKey) 
 	return first + second, errors.Join(err1, err2)
 }
 
-// movedLane is a lane and channel that tasks were moved to, and when the first of them is due.
-type movedLane struct {
-	Priority string      `db:"priority"`
-	Channel  msg.Channel `db:"channel"`
-	Due      time.Time   `db:"due_time"`
+// wakeFor tells the pumps when the first of the tasks is due on each channel.
+func (s *Store) wakeFor(priority string, keys []delayKey) {
+	lane, err := msg.ParseLane(priority)
+	if err != nil {
+		return
+	}
+	first := map[msg.Channel]time.Time{}
+	for _, k := range keys {
+		if due, ok := first[k.Channel]; !ok || k.Due.Before(due) {
+			first[k.Channel] = k.Due
+		}
+	}
+	for channel, due := range first {
+		s.cfg.Wake(lane, channel, due)
+	}
 }
 
-func (s *Store) moveIn(ctx context.Context, tx *sqlx.Tx, from, to string, keys []delayKey) (moved int, lanes []movedLane, err error) {
+// moveAtOnce is one packet: a process that is stopped in the middle of several would keep the tasks locked, and unsent. No
+// destination: the rows are dropped.
+func (s *Store) moveAtOnce(ctx context.Context, from string, to target, keys []delayKey) (moved int, err error) {
 	where, owner := whereDelayKeys(keys), s.NewOwner()
 	last := slices.MaxFunc(keys, func(a, b delayKey) int { return a.Due.Compare(b.Due) }).Due
-	marked, err := affected(tx.ExecContext(ctx, fmt.Sprintf(sqlDelayMark, from, where, len(keys)), last, owner))
-	if err != nil || marked == 0 {
-		return 0, nil, err
-	}
-	var arrived int
-	if to == "" {
-		if err := tx.SelectContext(ctx, &lanes, fmt.Sprintf(sqlDelayLanes, from, where), owner); err != nil {
-			return 0, nil, err
+	var p packet
+	p.add(fmt.Sprintf(sqlDelayMark, from, where, len(keys)), last, owner)
+	p.add(sqlDelayMarked)
+	if to.table != "" {
+		verb := "REPLACE"
+		if to.priority != "" {
+			verb = "INSERT"
 		}
-		for _, lane := range msg.Lanes {
-			if !slices.ContainsFunc(lanes, func(l movedLane) bool { return l.Priority == lane.String() }) {
-				continue
-			}
-			n, err := affected(tx.ExecContext(ctx, fmt.Sprintf(sqlDelayToQueue, queueTable(lane), from, where), owner, lane.String()))
-			if err != nil {
-				return 0, nil, err
-			}
-			arrived += n
-		}
-	} else {
-		n, err := affected(tx.ExecContext(ctx, fmt.Sprintf(sqlDelayToRing, to, from, where), owner))
-		if err != nil {
-			return 0, nil, err
-		}
-		arrived = min(n, marked) // one that replaces a tombstone counts twice
-	}
-	if arrived != marked {
-		return 0, nil, fmt.Errorf("%d tasks arrived where %d left: %w", arrived, marked, errMoved)
+		p.add(fmt.Sprintf(sqlDelayPut, verb, to.table, from, where), owner)
+		p.add(sqlDelayGuard)
 	}
 	if from == farTable { // it is never truncated
-		left, err := affected(tx.ExecContext(ctx, fmt.Sprintf(sqlDelayLeave, from, where, marked), owner))
-		if err != nil || left != marked {
-			return 0, nil, fmt.Errorf("%d tasks left where %d were to: %w", left, marked, errors.Join(errMoved, err))
-		}
+		p.add(fmt.Sprintf(sqlDelayLeave, from, where, len(keys)), owner)
+		p.add(sqlDelayGuard)
 	}
-	return marked, lanes, nil
-}
-
-var errMoved = errors.New("nothing was moved")
-
-// dropCopy ends the copy of a task that stands elsewhere, too.
-func (s *Store) dropCopy(ctx context.Context, from string, keys []delayKey) error {
-	return s.tx(ctx, func(tx *sqlx.Tx) error {
-		where, owner := whereDelayKeys(keys), s.NewOwner()
-		marked, err := affected(tx.ExecContext(ctx, fmt.Sprintf(sqlDelayMark, from, where, len(keys)), keys[0].Due, owner))
-		if err == nil && marked > 0 && from == farTable {
-			_, err = tx.ExecContext(ctx, fmt.Sprintf(sqlDelayLeave, from, where, marked), owner)
+	err = s.onPacketConn(ctx, s.moves, func(conn *sql.Conn) error {
+		if _, err := conn.ExecContext(ctx, "BEGIN; "+s.text(&p)+"; COMMIT", p.args...); err != nil {
+			return err
 		}
-		return err
+		return conn.QueryRowContext(ctx, sqlDelayMoved).Scan(&moved)
 	})
-}
-
-func affected(res sql.Result, err error) (int, error) {
-	if err != nil {
-		return 0, err
-	}
-	n, err := res.RowsAffected()
-	return int(n), err
+	return moved, err
 }
 
 // whereDelayKeys names rows by primary key, a list of ids for each channel.
@@ -260,4 +284,12 @@ func whereDelayKeys(keys []delayKey) string {
 		parts = append(parts, fmt.Sprintf("(channel = %d AND msg_id IN (%s))", c, joinIDs(ids)))
 	}
 	return strings.Join(parts, " OR ")
+}
+
+func affected(res sql.Result, err error) (int, error) {
+	if err != nil {
+		return 0, err
+	}
+	n, err := res.RowsAffected()
+	return int(n), err
 }

@@ -45,7 +45,7 @@ const rollbackTime = 2 * time.Second
 // run sends a packet's statements as one transaction. An error says that nothing was written, unless isLost: then nobody
 // knows.
 func (s *Store) run(ctx context.Context, p *packet) error {
-	return s.onPacketConn(ctx, func(conn *sql.Conn) error {
+	return s.onPacketConn(ctx, s.packets, func(conn *sql.Conn) error {
 		_, err := conn.ExecContext(ctx, "BEGIN; "+s.text(p)+"; COMMIT", p.args...)
 		return err
 	})
@@ -53,7 +53,7 @@ func (s *Store) run(ctx context.Context, p *packet) error {
 
 // runOn is run for a packet that is made by reads inside its transaction. No packet: the transaction ends with them.
 func (s *Store) runOn(ctx context.Context, make func(context.Context, queryer) (*packet, error)) error {
-	return s.onPacketConn(ctx, func(conn *sql.Conn) error {
+	return s.onPacketConn(ctx, s.packets, func(conn *sql.Conn) error {
 		if _, err := conn.ExecContext(ctx, "BEGIN /* tidings:packet-begin */"); err != nil {
 			return errors.Join(errNotSent, err)
 		}
@@ -79,8 +79,8 @@ func (s *Store) text(p *packet) string {
 }
 
 // onPacketConn runs a transaction on a held connection, and leaves none open there when it fails.
-func (s *Store) onPacketConn(ctx context.Context, do func(*sql.Conn) error) (err error) {
-	conn, err := s.packets.Conn(ctx)
+func (s *Store) onPacketConn(ctx context.Context, pool *sql.DB, do func(*sql.Conn) error) (err error) {
+	conn, err := pool.Conn(ctx)
 	if err != nil {
 		return errors.Join(errNotSent, err)
 	}

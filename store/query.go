@@ -78,6 +78,9 @@ func (s *Store) Message(ctx context.Context, msgID uint64) (*MessageView, error)
 		return nil, ErrNotFound
 	}
 	found, err := s.messages(ctx, []uint64{msgID})
+	if len(found) == 0 && err == nil && s.ring.refresh(ctx) == nil { // it may be in a table that our copy of the ring does not have
+		found, err = s.messages(ctx, []uint64{msgID})
+	}
 	if err != nil {
 		return nil, err
 	}

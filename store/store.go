@@ -53,6 +53,7 @@ type Store struct {
 	log      *slog.Logger
 	db       *sqlx.DB
 	packets  *sql.DB // sessions that take several statements at once; only run uses them
+	moves    *sql.DB // the same for the delay tables: they wait a second for locks of rows and of tables
 	packet   int     // max_allowed_packet of the server, bytes
 	clock    clock
 	ids      *id.Generator
@@ -68,9 +69,9 @@ type Store struct {
 	limits                                      limiter
 	scheduled                                   *intake // messages that wait in the delay tables
 	ring                                        mirror[*ring]
-	turns                                       atomic.Uint64        // counts statements into slots: shards take them in turn
-	viewed                                      atomic.Pointer[ring] // whose tables the views show
-	held                                        sync.Map             // keyName → time.Time: keys that were found locked, until when they go alone
+	turns                                       atomic.Uint64 // counts statements into slots: shards take them in turn
+	turned                                      atomic.Pointer[turned]
+	held                                        sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
 	giveUp  context.CancelFunc
@@ -86,6 +87,7 @@ const (
 	retries        = 10
 	// packetConnections is how many packets may be under way: both kinds of batches, and callers of EnqueueBatch.
 	packetConnections = 32
+	moveConnections   = 2                // one moves tasks, one turns the ring
 	closeTime         = 5 * time.Second  // for work in the background when the store closes
 	dbDeadline        = 10 * time.Second // for a statement that nobody waits for
 )
@@ -98,13 +100,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	if err := s.takeNode(ctx); err != nil {
-		s.packets.Close()
-		s.db.Close()
-		return nil, fmt.Errorf("take a node number: %w", err)
+		return nil, errors.Join(fmt.Errorf("take a node number: %w", err), s.closePools())
 	}
 	s.callers.load, s.limits.quotas.load, s.ring.load = s.loadCallers, s.loadQuotas, s.loadRing
 	if err := errors.Join(s.callers.refresh(ctx), s.limits.quotas.refresh(ctx), s.ring.refresh(ctx)); err != nil { // copies are there from the first request on
-		return nil, errors.Join(fmt.Errorf("read sources, quotas and delay slots: %w", err), s.releaseNode(ctx), s.packets.Close(), s.db.Close())
+		return nil, errors.Join(fmt.Errorf("read sources, quotas and delay slots: %w", err), s.releaseNode(ctx), s.closePools())
 	}
 	s.limits.shared = map[[sha256.Size]byte]count{}
 	s.node.start(s)
@@ -165,6 +165,12 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 	s.packets.SetMaxOpenConns(packetConnections)
 	s.packets.SetMaxIdleConns(packetConnections)
 	s.packets.SetConnMaxIdleTime(10 * time.Minute)
+	brief := several.Clone()
+	brief.Params["lock_wait_timeout"] = fmt.Sprint(packetLockWait)
+	s.moves = sql.OpenDB(&connector{cfg: brief, observe: cfg.Observe})
+	s.moves.SetMaxOpenConns(moveConnections)
+	s.moves.SetMaxIdleConns(moveConnections)
+	s.moves.SetConnMaxIdleTime(10 * time.Minute)
 	s.ids = id.NewGenerator(s.Now)
 	s.closing, s.giveUp = context.WithCancel(context.Background())
 	return s, nil
@@ -184,7 +190,11 @@ func (s *Store) Close() error {
 	s.node.stop()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	return errors.Join(s.releaseNode(ctx), s.packets.Close(), s.db.Close())
+	return errors.Join(s.releaseNode(ctx), s.closePools())
+}
+
+func (s *Store) closePools() error {
+	return errors.Join(s.packets.Close(), s.moves.Close(), s.db.Close())
 }
 
 // Ping asks the database for a sign of life.

@@ -11,9 +11,10 @@ import (
 )
 
 // The ring turns by steps that may each be the last before a crash, and that any process may carry on or repeat, however
-// late it wakes up. What makes that safe is that names of tables are used once: …_t<n> is the empty twin that takes over when
-// generation n ends, …_g<n> is generation n's table after that. The swap consumes …_t<n>, so it happens once; nothing inserts
-// into …_g<n>; so once that is proven to hold no task, it may be truncated by anybody, any number of times.
+// late it wakes up. What makes that safe is that names of tables are made once: a slot's number is never used again, and of a slot's
+// tables only grow makes any, before the slot is in use. …_t<n> is the empty twin that takes over when generation n ends, …_g<n> is
+// generation n's table after that. The swap consumes …_t<n>, so it happens once; nothing inserts into …_g<n>; so once that is proven to
+// hold no task, it may be truncated by anybody, any number of times.
 const (
 	sqlTakeRing = `UPDATE /* tidings:ring-take */ t_delay_slot SET lease_end = UTC_TIMESTAMP(3) + INTERVAL 10 SECOND
 		WHERE slot = 0 AND lease_end <= UTC_TIMESTAMP(3)`
@@ -26,21 +27,21 @@ const (
 	// Whoever made them is stopped. Nobody carries on: a statement of theirs that comes late would meet a slot in use.
 	sqlAbandonSlots = `UPDATE /* tidings:slot-abandon */ t_delay_slot SET state = 'retired', modify_time = UTC_TIMESTAMP(3)
 		WHERE state = 'new' AND modify_time <= UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE`
+	sqlOpenSlots = `UPDATE /* tidings:slot-open */ t_delay_slot SET state = 'open', modify_time = UTC_TIMESTAMP(3)
+		WHERE state = 'ready' AND modify_time <= UTC_TIMESTAMP(3) - INTERVAL 2 SECOND`
 	sqlNextSlot = `SELECT /* tidings:slot-next */ MAX(slot) + 1 FROM t_delay_slot`
 	sqlNewSlot  = `INSERT /* tidings:slot-new */ INTO t_delay_slot (slot, shards, state, generation, from_time, to_time, lease_end, create_time, modify_time)
 		VALUES (?, ?, 'new', 1, ?, ?, '1000-01-01', UTC_TIMESTAMP(3), UTC_TIMESTAMP(3))`
-	sqlSlotReady = `UPDATE /* tidings:slot-ready */ t_delay_slot SET state = 'ready', modify_time = UTC_TIMESTAMP(3) WHERE slot = ? AND state = 'new'`
-	sqlOpenSlots = `UPDATE /* tidings:slot-open */ t_delay_slot SET state = 'open', modify_time = UTC_TIMESTAMP(3)
-		WHERE state = 'ready' AND modify_time <= UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND`
+	sqlSlotReady  = `UPDATE /* tidings:slot-ready */ t_delay_slot SET state = 'ready', modify_time = UTC_TIMESTAMP(3) WHERE slot = ? AND state = 'new'`
 	sqlReopenSlot = `UPDATE /* tidings:slot-reopen */ t_delay_slot SET state = 'open', generation = generation + 1, from_time = ?, to_time = ?,
 		truncate_time = UTC_TIMESTAMP(3), modify_time = UTC_TIMESTAMP(3) WHERE slot = ? AND generation = ? AND state = 'closing'`
 	sqlRetireSlot = `UPDATE /* tidings:slot-retire */ t_delay_slot SET state = 'retired', modify_time = UTC_TIMESTAMP(3)
-		WHERE slot = ? AND generation = ? AND state = 'closing'`
-	sqlSlotGone = `UPDATE /* tidings:slot-gone */ t_delay_slot SET shards = 0, modify_time = UTC_TIMESTAMP(3) WHERE slot = ? AND state = 'retired'`
+		WHERE slot = ? AND generation = ? AND state IN ('ready', 'open', 'closing')`
 	sqlSlotBusy = `UPDATE /* tidings:slot-busy */ t_delay_slot SET lease_end = UTC_TIMESTAMP(3) + INTERVAL 1 MINUTE WHERE slot = ?`
 
 	sqlDelayTables = `SELECT /* tidings:delay-tables */ table_name FROM information_schema.tables
 		WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND table_name LIKE 't\_msg\_delay\_%'`
+	sqlViewText    = `SELECT /* tidings:delay-view-text */ view_definition FROM information_schema.views WHERE table_schema = DATABASE() AND table_name = 'v_delay'`
 	sqlMakeTable   = "CREATE /* tidings:delay-create */ TABLE IF NOT EXISTS %s LIKE " + farTable
 	sqlSwapTables  = "RENAME /* tidings:delay-swap */ TABLE %[1]s TO %[2]s, %[3]s TO %[1]s"
 	sqlRenameTable = "RENAME /* tidings:delay-rename */ TABLE %s TO %s"
@@ -49,8 +50,9 @@ const (
 
 	// slotGrace is how long all processes have to learn of a change: their copies are a second old at most. Who does not know yet that a
 	// slot is closed, and puts a task there, costs the moving of a straggler; who does not know of a new one would miss its tasks.
-	slotGrace = 2 * time.Second
-	maxSlots   = 1000 // rows of the catalogue that are in use; more only if processes with different layouts start in turn
+	slotGrace  = 2 * time.Second
+	sweepEvery = time.Minute
+	mostTables = 2000 // more only if processes with different layouts start in turn
 )
 
 // errBusy says that somebody reads a table that is to be changed.
@@ -63,12 +65,11 @@ func (s *Store) Lay(ctx context.Context) error {
 	if n > 0 {
 		s.log.Info("the layout of the delay tables has changed: slots with the old one are emptied and dropped", "slots", n)
 	}
-	s.viewed.Store(nil) // whatever happened to the views meanwhile
 	return public(err)
 }
 
-// turn carries the ring on if there is anything to do. first tells when the first task of each table is due, as of a moment ago.
-func (s *Store) turn(ctx context.Context, r *ring, first []time.Time) error {
+// turnDue tells whether there is anything to do for the ring. first tells when the first task of each table is due.
+func (s *Store) turnDue(r *ring, first []time.Time) func(context.Context) error {
 	drained := map[uint16]bool{}
 	for i := range r.slots {
 		sl := &r.slots[i]
@@ -78,27 +79,36 @@ func (s *Store) turn(ctx context.Context, r *ring, first []time.Time) error {
 		})
 	}
 	now := s.Now()
-	missing := s.cfg.Delay.Slots - r.ahead(now, s.cfg.Delay)
-	due := missing > 0 || !r.sameTables(s.viewed.Load())
+	last := s.turned.Load()
+	due := last == nil || time.Since(last.when) > sweepEvery || !slices.Equal(last.tables, r.tables) || r.ahead(s.cfg.Delay) < s.cfg.Delay.Slots
 	for i := range r.slots {
 		sl := &r.slots[i]
-		due = due || ((sl.State == slotOpen || sl.State == slotReady) && !sl.To.After(now)) || (sl.State == slotNew && now.Sub(sl.Modified) > time.Minute) ||
-			(sl.State == slotReady && now.Sub(sl.Modified) > slotGrace) ||
-			(sl.State == slotRetired && sl.Shards > 0 && !sl.LeaseEnd.After(now)) || sl.mayRotate(now, drained)
+		age := now.Sub(sl.Modified)
+		due = due || ((sl.State == slotOpen || sl.State == slotReady) && !sl.To.After(now)) || (sl.State == slotNew && age > time.Minute) ||
+			(sl.State == slotReady && age > slotGrace) || sl.mayRotate(now, drained)
 	}
 	if !due {
 		return nil
 	}
-	if n, err := affected(s.db.ExecContext(ctx, sqlTakeRing)); err != nil || n == 0 {
-		return err
+	return func(ctx context.Context) error {
+		n, err := affected(s.db.ExecContext(ctx, sqlTakeRing))
+		if err != nil || n == 0 {
+			return public(err)
+		}
+		err = s.turn(ctx, drained)
+		_, failed := s.db.ExecContext(context.WithoutCancel(ctx), sqlReleaseRing)
+		return public(errors.Join(err, failed))
 	}
-	err := s.turnSteps(ctx, drained)
-	_, failed := s.db.ExecContext(context.WithoutCancel(ctx), sqlReleaseRing)
-	return errors.Join(err, failed)
 }
 
-// ahead counts the slots that take tasks, or will when they have been emptied.
-func (r *ring) ahead(now time.Time, d DelayConfig) (n int) {
+// turned is when this process has looked after the ring last, and the tables that it had then.
+type turned struct {
+	when   time.Time
+	tables []string
+}
+
+// ahead counts the slots that take tasks, or will.
+func (r *ring) ahead(d DelayConfig) (n int) {
 	for i := range r.slots {
 		switch sl := &r.slots[i]; sl.State {
 		case slotOpen, slotReady, slotNew:
@@ -122,20 +132,18 @@ func (sl *Slot) mayRotate(now time.Time, drained map[uint16]bool) bool {
 	return sl.State == slotClosing && drained[sl.Number] && !sl.LeaseEnd.After(now) && now.Sub(sl.Modified) >= slotGrace
 }
 
-func (s *Store) turnSteps(ctx context.Context, drained map[uint16]bool) error {
-	for _, query := range []string{sqlCloseSlots, sqlAbandonSlots} {
+// turn does all that there is to do. What fails is tried again by the next; the other steps are done all the same.
+func (s *Store) turn(ctx context.Context, drained map[uint16]bool) error {
+	for _, query := range []string{sqlCloseSlots, sqlAbandonSlots, sqlOpenSlots} {
 		if _, err := s.db.ExecContext(ctx, query); err != nil {
 			return err
 		}
-	}
-	if _, err := s.db.ExecContext(ctx, sqlOpenSlots, slotGrace.Microseconds()); err != nil {
-		return err
 	}
 	r, err := s.loadRing(ctx)
 	if err != nil {
 		return err
 	}
-	now, ahead, failed := s.Now(), r.ahead(s.Now(), s.cfg.Delay), error(nil)
+	now, ahead, failed := s.Now(), r.ahead(s.cfg.Delay), error(nil)
 	for i := range r.slots {
 		sl := &r.slots[i]
 		if !sl.mayRotate(now, drained) {
@@ -148,16 +156,26 @@ func (s *Store) turnSteps(ctx context.Context, drained map[uint16]bool) error {
 		if sl.fits(s.cfg.Delay) {
 			ahead--
 		}
-		_, err := s.db.ExecContext(ctx, sqlRetireSlot, sl.Number, sl.Generation)
-		failed = errors.Join(failed, err)
+		failed = errors.Join(failed, s.retire(ctx, sl))
 	}
 	failed = errors.Join(failed, s.grow(ctx, r, s.cfg.Delay.Slots-ahead))
-	failed = errors.Join(failed, s.view(ctx))
-	return errors.Join(failed, s.dropRetired(ctx), s.ring.refresh(ctx))
+	if r, err = s.loadRing(ctx); err != nil {
+		return errors.Join(failed, err)
+	}
+	s.turned.Store(&turned{time.Now(), r.tables})
+	if err := s.view(ctx, r); err != nil { // it must not name tables that are gone
+		return errors.Join(failed, err, s.ring.refresh(ctx))
+	}
+	return errors.Join(failed, s.sweep(ctx, r), s.ring.refresh(ctx))
 }
 
-// mend makes tables that the catalogue names and that are gone: dropped by hand, or by a server that crashed between the halves of a
-// swap.
+func (s *Store) retire(ctx context.Context, sl *Slot) error {
+	_, err := s.db.ExecContext(ctx, sqlRetireSlot, sl.Number, sl.Generation)
+	return err
+}
+
+// mend retires slots that lack a table: dropped by hand, or by a server that crashed between the halves of a swap. What their other
+// tables hold is moved, and new slots are made. The tables themselves are not made again: a name is made once.
 func (s *Store) mend(ctx context.Context) error {
 	r, err := s.loadRing(ctx)
 	if err != nil {
@@ -167,16 +185,16 @@ func (s *Store) mend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, table := range r.tables[1:] {
-		if have[table] {
-			continue
+	for i := range r.slots {
+		sl := &r.slots[i]
+		for _, table := range sl.tables() {
+			if !have[table] {
+				s.log.Warn("a delay table is gone: its slot is retired", "table", table)
+				err = errors.Join(err, s.retire(ctx, sl))
+			}
 		}
-		if _, err := s.db.ExecContext(ctx, fmt.Sprintf(sqlMakeTable, table)); err != nil {
-			return err
-		}
-		s.log.Warn("made a delay table that was gone", "table", table)
 	}
-	return nil
+	return errors.Join(err, s.ring.refresh(ctx))
 }
 
 // unlessBusy leaves a slot alone for a minute when somebody reads its tables: each try makes others wait for up to a second.
@@ -204,7 +222,7 @@ func (s *Store) nextSpan(r *ring) (from, to time.Time) {
 
 // grow makes slots, with their tables and twins.
 func (s *Store) grow(ctx context.Context, r *ring, n int) error {
-	if n <= 0 || len(r.tables) > maxSlots {
+	if n <= 0 || len(r.tables) > mostTables {
 		return nil
 	}
 	var made []uint16
@@ -220,7 +238,7 @@ func (s *Store) grow(ctx context.Context, r *ring, n int) error {
 		sl := Slot{Number: number, Generation: 1}
 		for shard := range s.cfg.Delay.Shards {
 			for _, table := range []string{sl.table(shard), sl.twin(shard, 1)} {
-				if _, err := s.db.ExecContext(ctx, fmt.Sprintf(sqlMakeTable, table)); err != nil {
+				if _, err := s.moves.ExecContext(ctx, fmt.Sprintf(sqlMakeTable, table)); err != nil {
 					return err
 				}
 			}
@@ -277,23 +295,18 @@ func (s *Store) rotate(ctx context.Context, sl *Slot) error {
 }
 
 // rotateTable does the steps that are left for one table: swap, proof, truncation, twin. A step that fails because another
-// process has done it is one that the next pass finds done: their names tell.
+// process has done it is one that the next pass finds done.
 func (s *Store) rotateTable(ctx context.Context, sl *Slot, shard int, have map[string]bool) error {
 	current, twin, old, next := sl.table(shard), sl.twin(shard, sl.Generation), sl.old(shard), sl.twin(shard, sl.Generation+1)
-	if have[next] && !have[old] {
+	switch {
+	case have[old]:
+	case have[next]:
 		return nil
-	}
-	if !have[old] {
-		if !have[twin] { // gone by somebody's hand
-			if _, err := s.db.ExecContext(ctx, fmt.Sprintf(sqlMakeTable, twin)); err != nil {
-				return err
-			}
-		}
+	case !have[twin]: // gone by somebody's hand
+		s.log.Warn("a twin of a delay table is gone: the slot is retired", "table", twin)
+		return s.retire(ctx, sl)
+	default:
 		if err := s.alter(ctx, fmt.Sprintf(sqlSwapTables, current, old, twin)); err != nil {
-			return err
-		}
-	} else if !have[current] && have[twin] { // a crash between the halves of the swap, on a server where it has two
-		if err := s.alter(ctx, fmt.Sprintf(sqlRenameTable, twin, current)); err != nil {
 			return err
 		}
 	}
@@ -306,9 +319,9 @@ func (s *Store) rotateTable(ctx context.Context, sl *Slot, shard int, have map[s
 	return s.alter(ctx, fmt.Sprintf(sqlRenameTable, old, next))
 }
 
-// alter changes tables, or gives up after a second.
+// alter changes tables, or gives up after a second: while it waits for somebody's long read to end, everybody else waits behind it.
 func (s *Store) alter(ctx context.Context, statement string) error {
-	err := alterBriefly(ctx, s.db.DB, statement)
+	_, err := s.moves.ExecContext(ctx, statement)
 	if isLockWait(err) {
 		return errors.Join(errBusy, err)
 	}
@@ -319,8 +332,11 @@ func (s *Store) alter(ctx context.Context, statement string) error {
 // last look and the swap, is moved to where it belongs.
 func (s *Store) prove(ctx context.Context, table string) error {
 	for {
-		var keys []delayKey
-		if err := s.db.SelectContext(ctx, &keys, fmt.Sprintf(sqlDelayLook, table), lastDue, lookKeys); err != nil || len(keys) == 0 {
+		keys, err := s.lookDelayed(ctx, table, unknownDue, delayKey{}, lookKeys)
+		if isLockWait(err) {
+			return errors.Join(errBusy, err)
+		}
+		if err != nil || len(keys) == 0 {
 			return err
 		}
 		moved, err := s.moveKeys(ctx, table, keys)
@@ -334,8 +350,6 @@ func (s *Store) prove(ctx context.Context, table string) error {
 	}
 }
 
-var lastDue = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
-
 func (s *Store) delayTables(ctx context.Context) (map[string]bool, error) {
 	var names []string
 	err := s.db.SelectContext(ctx, &names, sqlDelayTables)
@@ -346,75 +360,83 @@ func (s *Store) delayTables(ctx context.Context) (map[string]bool, error) {
 	return have, err
 }
 
-// view makes the views of the delay tables anew if the tables have changed.
-func (s *Store) view(ctx context.Context) error {
-	r, err := s.loadRing(ctx)
-	if err != nil || r.sameTables(s.viewed.Load()) {
+var tableName = regexp.MustCompile(`t_msg_delay_\w+`)
+
+// view makes the views of the delay tables anew if they show others.
+func (s *Store) view(ctx context.Context, r *ring) error {
+	var text string
+	if err := s.db.GetContext(ctx, &text, sqlViewText); err != nil {
 		return err
+	}
+	shown := tableName.FindAllString(text, -1)
+	want := slices.Sorted(slices.Values(r.tables))
+	if slices.Sort(shown); slices.Equal(slices.Compact(shown), want) {
+		return nil
 	}
 	for _, statement := range delayViews(r.tables) {
 		if err := s.alter(ctx, statement); err != nil {
 			return err
 		}
 	}
-	s.viewed.Store(r)
 	return nil
 }
 
-var tableForm = regexp.MustCompile(`^t_msg_delay_(\d+)_\d+(_[a-z]\d+)?$`)
+// parts of a delay table's name: slot, shard, and what it is beside a slot's table: _t a twin, _g a generation that is over, _x to be dropped.
+var nameParts = regexp.MustCompile(`^t_msg_delay_(\d+)_(\d+)(?:_([tgx])(\d+))?$`)
 
-// dropRetired drops the tables of slots that are not used any more, each after the same proof: it is given a name that nothing inserts into.
-func (s *Store) dropRetired(ctx context.Context) error {
-	r, err := s.loadRing(ctx)
-	if err != nil {
-		return err
-	}
-	retired := map[string]*Slot{}
-	for i := range r.slots {
-		if sl := &r.slots[i]; sl.State == slotRetired && sl.Shards > 0 && !sl.LeaseEnd.After(s.Now()) {
-			retired[strconv.Itoa(int(sl.Number))] = sl
-		}
-	}
-	if len(retired) == 0 {
-		return nil
-	}
+// sweep drops tables that are not in use: those of retired slots, and what a process that stood still in the middle of a turn has left.
+// Each is proven empty before, under a name that nothing inserts into.
+func (s *Store) sweep(ctx context.Context, r *ring) error {
 	have, err := s.delayTables(ctx)
 	if err != nil {
 		return err
 	}
+	slots := map[string]*Slot{}
+	for i := range r.slots {
+		slots[strconv.Itoa(int(r.slots[i].Number))] = &r.slots[i]
+	}
 	var failed error
-	for number, sl := range retired {
-		err := s.dropSlot(ctx, number, have)
-		if err == nil {
-			_, err = s.db.ExecContext(ctx, sqlSlotGone, sl.Number)
-			s.log.Info("dropped the delay tables of a slot", "slot", sl.Number)
+	for table := range have {
+		parts := nameParts.FindStringSubmatch(table)
+		if parts == nil || slots[parts[1]] == nil || slots[parts[1]].State == slotNew {
+			continue
 		}
-		failed = errors.Join(failed, s.unlessBusy(ctx, sl, err))
+		sl, kind := slots[parts[1]], parts[3]
+		generation, _ := strconv.Atoi(parts[4])
+		switch {
+		case sl.State == slotRetired:
+		case kind == "" || (kind == "t" && generation >= sl.Generation): // in use, now or next
+			continue
+		case kind == "g" && generation == sl.Generation: // rotate's; but if the slot is not empty again, what is in here must not wait for that
+			failed = errors.Join(failed, s.unlessBusy(ctx, sl, s.prove(ctx, table)))
+			continue
+		}
+		failed = errors.Join(failed, s.unlessBusy(ctx, sl, s.drop(ctx, table, kind == "" && !sl.LeaseEnd.After(s.Now()))))
 	}
 	return failed
 }
 
-func (s *Store) dropSlot(ctx context.Context, number string, have map[string]bool) error {
-	for table := range have {
-		form := tableForm.FindStringSubmatch(table)
-		if form == nil || form[1] != number {
-			continue
-		}
-		if form[2] == "" { // in use until now
-			if err := s.alter(ctx, fmt.Sprintf(sqlRenameTable, table, table+"_x0")); err != nil {
-				return err
-			}
-			table += "_x0"
-		}
-		if err := s.prove(ctx, table); err != nil {
-			return err
-		}
-		if err := s.alter(ctx, fmt.Sprintf(sqlDropTable, table)); err != nil {
-			return err
-		}
-		if err := s.renewRing(ctx); err != nil {
-			return err
-		}
+// drop drops a table; one that had been in use is given another name first. What it holds is moved before anything is waited for.
+func (s *Store) drop(ctx context.Context, table string, used bool) error {
+	if err := s.prove(ctx, table); err != nil {
+		return err
 	}
-	return nil
+	if used {
+		gone := table + "_x0"
+		if err := s.alter(ctx, fmt.Sprintf(sqlRenameTable, table, gone)); err != nil {
+			return err
+		}
+		if err := s.prove(ctx, gone); err != nil {
+			return err
+		}
+		table = gone
+	}
+	if nameParts.FindStringSubmatch(table)[3] == "" { // somebody reads it: another time
+		return nil
+	}
+	if err := s.alter(ctx, fmt.Sprintf(sqlDropTable, table)); err != nil {
+		return err
+	}
+	s.log.Info("dropped a delay table", "table", table)
+	return s.renewRing(ctx)
 }
