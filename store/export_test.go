@@ -17,3 +17,11 @@ func (s *Store) AgeCopies(by time.Duration) {
 	s.ring.loaded = s.ring.loaded.Add(-by)
 	s.ring.mu.Unlock()
 }
+
+// Texts of statements whose cost is tested.
+const (
+	SQLDelayLook = sqlDelayLook
+	SQLDelayMark = sqlDelayMark
+	SQLLook      = sqlLook
+	SQLNextDue   = sqlNextDue
+)
