@@ -91,6 +91,8 @@ var scenarios = []scenario{
 	{"snapshot", "claimed, while somebody holds a snapshot from before all of it, against the same without", 500_000, one((*rig).snapshot)},
 	{"snapshot-handed-off", "the same with hand-off", 500_000, handedOff((*rig).snapshot)},
 	{"backlog", "a backlog of which little is sent: memory, and the time that a claim takes", 1_000_000, one((*rig).backlog)},
+	{"due-at-once", "scheduled for one and the same second: how late each leaves", 200_000, one((*rig).dueAtOnce)},
+	{"scheduled", "scheduled over the next five days: accepting, moving and claiming with few and with many of them", 2_000_000, one((*rig).scheduledBacklog)},
 	{"idle", "nothing to do for 20 seconds", 0, one((*rig).idle)},
 	{"neighbour", "end to end, while another channel's provider hangs on every send; and without, three times in turn", 50_000, one((*rig).neighbour)},
 	{"limits", "the disk and the database alone: fsyncs, and 500 rows a statement over one connection", 50_000, (*rig).limits},
