@@ -134,5 +134,34 @@ func (s *Store) queueFindings(ctx context.Context, now time.Time) (f []Finding, 
 		}
 	}
 	oldest = oldest.Round(time.Millisecond)
-	return append(f, judge(oldest < time.Minute, Risky, "oldest task that is due", oldest.String(), "the queue is behind: is a provider slow, or a channel without one?")), nil
+	f = append(f, judge(oldest < time.Minute, Risky, "oldest task that is due", oldest.String(), "the queue is behind: is a provider slow, or a channel without one?"))
+	scheduled, err := s.delayFindings(ctx, now)
+	return append(f, scheduled...), err
+}
+
+func (s *Store) delayFindings(ctx context.Context, now time.Time) (f []Finding, err error) {
+	err = s.onRing(ctx, func(r *ring) error {
+		open := 0
+		for i := range r.slots {
+			if sl := &r.slots[i]; sl.State == slotOpen && sl.To.After(now) {
+				open++
+			}
+		}
+		first, err := s.firstDue(ctx, r)
+		if err != nil {
+			return err
+		}
+		var late time.Duration
+		for _, due := range first {
+			if !due.IsZero() {
+				late = max(late, now.Sub(due).Round(time.Millisecond))
+			}
+		}
+		f = []Finding{
+			judge(open > 0, Risky, "slots that take scheduled messages", fmt.Sprint(open), "all of them wait in t_msg_delay_far; has `tidings serve` run for a few seconds?"),
+			judge(late == 0, Risky, "oldest scheduled task that was not moved to its queue in time", late.String(), "nobody moves scheduled tasks: is `tidings serve` running?"),
+		}
+		return nil
+	})
+	return f, public(err)
 }
