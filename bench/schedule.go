@@ -85,7 +85,7 @@ func (r *rig) scheduledBacklog(ctx context.Context, n int) (Result, error) {
 	span := 5 * 24 * time.Hour
 	at := r.store.Now().Add(time.Hour)
 	over := func(n int) func(int) time.Time {
-		return func(i int) time.Time { return at.Add(span * time.Duration(i) / time.Duration(n)) }
+		return func(i int) time.Time { return at.Add(time.Duration(float64(span) * float64(i) / float64(n))) }
 	}
 	started := time.Now()
 	if err := r.scheduleAll(ctx, few, over(few)); err != nil {
