@@ -81,7 +81,7 @@ func (r *rig) scheduledBacklog(ctx context.Context, n int) (Result, error) {
 	if err := r.makeRing(ctx); err != nil {
 		return Result{}, err
 	}
-	few := min(20_000, n/2)
+	few := min(100_000, n/4)
 	span := 5 * 24 * time.Hour
 	at := r.store.Now().Add(time.Hour)
 	over := func(n int) func(int) time.Time {
