@@ -924,3 +924,30 @@ func viewOf(table string) string {
 	return "SELECT '" + table + "' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, " +
 		"attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time FROM " + table + " WHERE status <> 9"
 }
+
+// A task that was rescheduled to another time, and back into the table that a stalled mover had looked at, stays there until its new time.
+func TestMoverAfterReschedule(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s, db := ringOf(t, store.Config{DSN: dsn})
+	id := enqueue(t, s, scheduled(s, "", 24*time.Hour)).MsgID
+	run(t, db, "UPDATE t_msg_delay_2_0 SET due_time = UTC_TIMESTAMP(3) + INTERVAL 10 SECOND, next_time = due_time")
+	in, woken := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	stopped := testdb.Open(t, store.Config{DSN: dsn, Observe: func(q string) {
+		if strings.Contains(q, "tidings:delay-put") {
+			once.Do(func() { close(in); <-woken })
+		}
+	}})
+	var done sync.WaitGroup
+	done.Go(func() { tendWith(context.Background(), stopped) })
+	<-in
+	if _, err := s.Reschedule(context.Background(), id, s.Now().Add(24*time.Hour), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	close(woken)
+	done.Wait()
+	if got := placeOf(t, db, id); got != "t_msg_delay_2_0" {
+		t.Errorf("in %s", got)
+	}
+}
