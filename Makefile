@@ -13,7 +13,7 @@ PEERS ?=
 # Seconds that each fuzz target runs.
 FUZZTIME ?= 10s
 
-.PHONY: run build test lint fuzz docs bench bench-peers setup-db setup-race setup-peers clean
+.PHONY: run build test lint fuzz docs bench bench-peers setup-db setup-race setup-faketime setup-peers clean
 
 ## run: serve with a private database and files below ./data
 run: build setup-db
@@ -24,7 +24,7 @@ build: setup-go
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/tidings .
 
 ## test: all tests, against a real database, with the race detector
-test: setup-go setup-db setup-race
+test: setup-go setup-db setup-race setup-faketime
 	go vet ./...
 	go test -race -timeout 15m ./...
 
@@ -72,6 +72,12 @@ setup-race:
 	@command -v gcc >/dev/null || { \
 		echo "installing gcc"; \
 		$(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends gcc libc6-dev; }
+
+# A database whose clock is an hour off, or in another time zone, needs a library that tells it another time.
+setup-faketime:
+	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || { \
+		echo "installing libfaketime"; \
+		$(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends libfaketime; }
 
 clean:
 	rm -rf bin bench/out
