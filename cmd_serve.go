@@ -14,7 +14,6 @@ import (
 	"tidings/internal/admit"
 	"tidings/internal/catalog"
 	"tidings/internal/msg"
-	"tidings/internal/policy"
 	"tidings/queue"
 	"tidings/sender"
 	"tidings/server"
@@ -61,7 +60,11 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	}
 	defer closeProviders()
 	for _, c := range channels {
-		log.Info("channel", "channel", c.Channel, "provider", c.ProviderName)
+		var names []string
+		for _, p := range c.Providers {
+			names = append(names, p.Name)
+		}
+		log.Info("channel", "channel", c.Channel, "providers", names)
 	}
 	var engine *queue.Engine
 	st, err := store.Open(ctx, store.Config{
@@ -81,9 +84,14 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	if _, registered, err := st.Caller(ctx, ""); !registered && err == nil && !onLoopback(cfg.Listen) {
 		return fmt.Errorf("listen %q lets others in, and no callers are registered: make a key first (tidings key create <source>), or listen on 127.0.0.1", cfg.Listen)
 	}
-	policies, templates := policy.Defaults(), catalog.New(st)
+	policies, err := cfg.policies()
+	if err != nil {
+		return err
+	}
+	templates := catalog.New(st)
 	engine, err = queue.New(queue.Config{
 		Store: st, Channels: channels, Policies: policies, Templates: templates, SendTimeout: cfg.Queue.SendTimeout, SettleBudget: cfg.Queue.SettleBudget, Log: log,
+		Retries: cfg.Retry.MaxPerSecond, DegradeAfter: cfg.DegradeAfter,
 	})
 	if err != nil {
 		return err
@@ -99,7 +107,8 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		return err
 	}
 	api := server.New(server.Config{
-		Store: st, Version: version, Log: log, Review: cfg.Templates.Review,
+		Store: st, Version: version, Log: log, Review: cfg.Templates.Review, Health: func() any { return engine.Health() },
+		Provider: func(name string) bool { _, ok := cfg.Providers[name]; return ok },
 		Admit: &admit.Admitter{
 			Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now, Templates: templates.Usable,
 			Frequency: limits.limits, Region: cfg.Phone.Region,
@@ -154,19 +163,19 @@ func openChannels(cfg *Config, log *slog.Logger) (channels []queue.Channel, clos
 		if len(settings.Providers) == 0 {
 			continue
 		}
-		name := settings.Providers[0]
-		channels = append(channels, queue.Channel{Channel: c, ProviderName: name, Provider: open[name], Slots: settings.Slots})
+		channel := queue.Channel{Channel: c, Slots: settings.Slots}
+		for _, name := range settings.Providers {
+			limits, _, _ := providerLimits(cfg.Providers[name]) // checked with the configuration
+			channel.Providers = append(channel.Providers, queue.Provider{Name: name, Provider: open[name], Limits: limits})
+		}
+		channels = append(channels, channel)
 	}
 	return channels, closeAll, nil
 }
 
 func openProvider(name string, cfg *Config) (sender.Provider, error) {
-	settings := sender.Settings{}
-	for key, value := range cfg.Providers[name] {
-		settings[key] = value
-	}
-	kind, _ := settings["type"].(string)
-	delete(settings, "type")
+	_, settings, _ := providerLimits(cfg.Providers[name])
+	kind, _ := cfg.Providers[name]["type"].(string)
 	p, err := sender.Open(kind, sender.Env{Name: name, DataDir: cfg.DataDir}, settings)
 	if err != nil {
 		return nil, fmt.Errorf("providers.%s: %w", name, err)
@@ -176,15 +185,19 @@ func openProvider(name string, cfg *Config) (sender.Provider, error) {
 
 // receivers asks the providers that know their receivers.
 func receivers(channels []queue.Channel) func(msg.Channel, string) (string, error) {
-	checkers := map[msg.Channel]sender.ReceiverChecker{}
+	checkers := map[msg.Channel][]sender.ReceiverChecker{}
 	for _, c := range channels {
-		if checker, ok := c.Provider.(sender.ReceiverChecker); ok {
-			checkers[c.Channel] = checker
+		for _, p := range c.Providers {
+			if checker, ok := p.Provider.(sender.ReceiverChecker); ok {
+				checkers[c.Channel] = append(checkers[c.Channel], checker)
+			}
 		}
 	}
-	return func(c msg.Channel, receiver string) (string, error) {
-		if checker := checkers[c]; checker != nil {
-			return checker.CheckReceiver(receiver)
+	return func(c msg.Channel, receiver string) (_ string, err error) {
+		for _, checker := range checkers[c] { // each of the chain must be able to serve it
+			if receiver, err = checker.CheckReceiver(receiver); err != nil {
+				return "", err
+			}
 		}
 		return receiver, nil
 	}

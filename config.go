@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/viper"
 
 	"tidings/internal/msg"
+	"tidings/internal/policy"
 	"tidings/sender"
 )
 
@@ -53,6 +54,11 @@ type Config struct {
 		Key     string `mapstructure:"key"`
 		KeyFile string `mapstructure:"key_file"`
 	} `mapstructure:"client"`
+	Policies map[string]policy.Settings `mapstructure:"policies"`
+	Retry    struct {
+		MaxPerSecond float64 `mapstructure:"max_per_second"`
+	} `mapstructure:"retry"`
+	DegradeAfter time.Duration `mapstructure:"degrade_after"`
 	// Frequency: category, channel or all → limits such as "1/1m, 5/24h".
 	Frequency map[string]map[string]string `mapstructure:"frequency"`
 	// FrequencySources: the same for single sources.
@@ -75,35 +81,64 @@ type ChannelConfig struct {
 
 // defaults also lists every key that there is, but for those of single providers.
 var defaults = map[string]any{
-	"listen":                     "127.0.0.1:8080",
-	"data_dir":                   "./data",
-	"log.level":                  "info",
-	"log.format":                 "text",
-	"mysql.dsn":                  "",
-	"mysql.dsn_file":             "",
-	"mysql.connections":          32,
-	"queue.lease":                time.Minute,
-	"queue.send_timeout":         30 * time.Second,
-	"queue.settle_budget":        10 * time.Second,
-	"delay.slot":                 24 * time.Hour,
-	"delay.slots":                4,
-	"delay.shards":               1,
-	"delay.lead":                 time.Minute,
-	"idempotency.ttl":            24 * time.Hour,
-	"frequency.verification.all": "1/1m",
-	"frequency.notification.all": "",
-	"frequency.marketing.all":    "5/24h",
-	"phone.region":               "CN",
-	"templates.review":           false,
-	"client.key":                 "",
-	"client.key_file":            "",
-	"shutdown.grace":             30 * time.Second,
-	"providers.file.type":        "file",
-	"providers.log.type":         "log",
-	"providers.webhook.type":     "webhook",
-	"channels.email.providers":   []string{"file"},
-	"channels.log.providers":     []string{"log"},
-	"channels.webhook.providers": []string{"webhook"},
+	"listen":                             "127.0.0.1:8080",
+	"data_dir":                           "./data",
+	"log.level":                          "info",
+	"log.format":                         "text",
+	"mysql.dsn":                          "",
+	"mysql.dsn_file":                     "",
+	"mysql.connections":                  32,
+	"queue.lease":                        time.Minute,
+	"queue.send_timeout":                 30 * time.Second,
+	"queue.settle_budget":                10 * time.Second,
+	"delay.slot":                         24 * time.Hour,
+	"delay.slots":                        4,
+	"delay.shards":                       1,
+	"delay.lead":                         time.Minute,
+	"idempotency.ttl":                    24 * time.Hour,
+	"frequency.verification.all":         "1/1m",
+	"frequency.notification.all":         "",
+	"frequency.marketing.all":            "5/24h",
+	"policies.verification.priority":     "high",
+	"policies.verification.retry":        []string{"1s", "5s", "30s"},
+	"policies.verification.attempts":     4,
+	"policies.verification.jitter":       0.2,
+	"policies.verification.expiry":       "5m",
+	"policies.verification.unknown":      "ask_again",
+	"policies.verification.unknown_wait": "30s",
+	"policies.verification.degrade":      "switch",
+	"policies.verification.alarm":        "now",
+	"policies.notification.priority":     "middle",
+	"policies.notification.retry":        []string{"10s", "1m", "5m", "30m"},
+	"policies.notification.attempts":     5,
+	"policies.notification.jitter":       0.2,
+	"policies.notification.expiry":       "24h",
+	"policies.notification.unknown":      "wait",
+	"policies.notification.unknown_wait": "30s",
+	"policies.notification.degrade":      "wait",
+	"policies.notification.alarm":        "daily",
+	"policies.marketing.priority":        "low",
+	"policies.marketing.retry":           []string{"1m", "5m", "30m"},
+	"policies.marketing.attempts":        4,
+	"policies.marketing.jitter":          0.2,
+	"policies.marketing.expiry":          "6h",
+	"policies.marketing.unknown":         "dead_letter",
+	"policies.marketing.unknown_wait":    "30s",
+	"policies.marketing.degrade":         "skip",
+	"policies.marketing.alarm":           "daily",
+	"retry.max_per_second":               1000,
+	"degrade_after":                      30 * time.Second,
+	"phone.region":                       "CN",
+	"templates.review":                   false,
+	"client.key":                         "",
+	"client.key_file":                    "",
+	"shutdown.grace":                     30 * time.Second,
+	"providers.file.type":                "file",
+	"providers.log.type":                 "log",
+	"providers.webhook.type":             "webhook",
+	"channels.email.providers":           []string{"file"},
+	"channels.log.providers":             []string{"log"},
+	"channels.webhook.providers":         []string{"webhook"},
 }
 
 const (
@@ -205,6 +240,24 @@ func (c *Config) check() error {
 			c.Queue.Lease, c.Queue.SendTimeout, c.Queue.SettleBudget)
 	}
 	c.checkDelay(fault)
+	if c.Retry.MaxPerSecond < 1 || c.Retry.MaxPerSecond > 1e6 {
+		fault("retry.max_per_second", "must be between 1 and 1000000")
+	}
+	if c.DegradeAfter < time.Second {
+		fault("degrade_after", "must be at least 1s")
+	}
+	if _, err := c.policies(); err != nil {
+		errs = append(errs, err)
+	}
+	for name, settings := range c.Providers {
+		limits, _, err := providerLimits(settings)
+		if err != nil {
+			fault("providers."+name, "%v", err)
+		}
+		if limits.Timeout != 0 && c.Queue.Lease <= limits.Timeout+c.Queue.SettleBudget {
+			fault("providers."+name+".timeout", "and queue.settle_budget must be shorter together than queue.lease, or tasks are sent twice")
+		}
+	}
 	for name, settings := range c.Providers {
 		if kind, _ := settings["type"].(string); !slices.Contains(sender.Types(), kind) {
 			fault("providers."+name+".type", "must be one of %s", strings.Join(sender.Types(), ", "))
@@ -256,8 +309,10 @@ func (c *Config) checkChannel(name string, channel ChannelConfig, fault func(key
 	if channel.Slots < 0 {
 		fault("channels."+name+".slots", "must not be negative")
 	}
-	if len(channel.Providers) > 1 {
-		fault("channels."+name+".providers", "must name one provider")
+	for i, p := range channel.Providers {
+		if slices.Index(channel.Providers, p) < i {
+			fault("channels."+name+".providers", "names %q a second time", p)
+		}
 	}
 	for _, p := range channel.Providers {
 		settings, ok := c.Providers[p]

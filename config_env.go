@@ -27,6 +27,9 @@ func bindEnvironment(v *viper.Viper, environ []string) error {
 	}
 	for _, name := range providerNames(v, environ) {
 		add("providers." + name + ".type")
+		for _, key := range limitKeys {
+			add("providers." + name + "." + key)
+		}
 		for _, key := range sender.Keys(providerType(v, name)) {
 			add("providers." + name + "." + key)
 			add("providers." + name + "." + key + fileSuffix)

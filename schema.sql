@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS t_schema_version (
   tstamp     DATETIME        DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin;
-INSERT INTO t_schema_version (version_id, is_applied) SELECT v, 1 FROM (SELECT 0 AS v UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4) AS versions
+INSERT INTO t_schema_version (version_id, is_applied) SELECT v, 1 FROM (SELECT 0 AS v UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5) AS versions
   WHERE NOT EXISTS (SELECT 1 FROM t_schema_version AS old WHERE old.version_id = versions.v);
 
 -- The queue: one table a lane, its rows the tasks still to be sent. A claim sets status 1, owner and the lease's end; the end
@@ -238,6 +238,7 @@ CREATE TABLE IF NOT EXISTS t_msg_template (
   content          MEDIUMTEXT        NOT NULL COMMENT 'the text, with placeholders such as {{username}}',
   html             MEDIUMTEXT        NOT NULL COMMENT 'the text as HTML, for e-mail; empty: none',
   category         ENUM('verification','notification','marketing') NULL COMMENT 'of messages that name none; NULL: notification',
+  policy           JSON              NULL COMMENT 'what of the policy of its category is different for its messages; NULL: nothing',
   `sensitive`      TINYINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT '1: what the message said is blanked when it ends',
   status           TINYINT UNSIGNED  NOT NULL COMMENT '1 waiting for review, 2 normal, 3 rejected, 4 deleted',
   create_time      DATETIME(3)       NOT NULL COMMENT 'when the version was made (UTC)',
@@ -352,6 +353,33 @@ CREATE TABLE IF NOT EXISTS t_delay_slot (
 
 INSERT IGNORE INTO t_delay_slot (slot, shards, state, generation, from_time, to_time, lease_end, create_time, modify_time) VALUES
   (0, 1, 'far', 0, '1000-01-01 00:00:00', '9999-12-31 00:00:00', '1000-01-01 00:00:00', UTC_TIMESTAMP(3), UTC_TIMESTAMP(3));
+
+-- What people steer: lanes and providers; and how each process finds its providers.
+
+CREATE TABLE IF NOT EXISTS t_lane (
+  lane             ENUM('high','middle','low') NOT NULL COMMENT 'the lane',
+  weight           SMALLINT UNSIGNED NOT NULL COMMENT 'its share of free sending slots, against the other lanes that have work',
+  paused           TINYINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT '1: nothing of it is sent; what expires still ends',
+  reason           VARCHAR(255)      NOT NULL DEFAULT '' COMMENT 'why it is paused',
+  modify_by        VARCHAR(64)       NOT NULL DEFAULT '' COMMENT 'who changed the row last',
+  modify_time      DATETIME(3)       NOT NULL COMMENT 'when (UTC)',
+  PRIMARY KEY (lane)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='lanes: every process obeys within a second, edited by hand, too';
+
+INSERT IGNORE INTO t_lane (lane, weight, modify_time) VALUES ('high', 70, UTC_TIMESTAMP(3)), ('middle', 20, UTC_TIMESTAMP(3)), ('low', 10, UTC_TIMESTAMP(3));
+
+CREATE TABLE IF NOT EXISTS t_provider_state (
+  provider         VARCHAR(64)       NOT NULL COMMENT 'the name in the configuration',
+  node             SMALLINT UNSIGNED NOT NULL COMMENT 'the process whose view it is (t_node); 65535: what holds for all',
+  paused           TINYINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'for all: 1: it is not asked',
+  reason           VARCHAR(255)      NOT NULL DEFAULT '' COMMENT 'for all: why it is paused',
+  modify_by        VARCHAR(64)       NOT NULL DEFAULT '' COMMENT 'for all: who paused or resumed it',
+  busy_until       DATETIME(3)       NULL COMMENT 'for all: it asked not to be asked before (UTC)',
+  breaker          ENUM('closed','open','half-open') NOT NULL DEFAULT 'closed' COMMENT 'of a process: open: it fails, and is not asked; half-open: a few attempts find out',
+  breaker_time     DATETIME(3)       NULL COMMENT 'of a process: since when (UTC)',
+  modify_time      DATETIME(3)       NOT NULL COMMENT 'when the row was last changed (UTC)',
+  PRIMARY KEY (provider, node)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='providers: pauses by hand, and what each process knows of them';
 
 -- One row a lane and channel to end the index range.
 

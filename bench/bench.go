@@ -340,7 +340,7 @@ func (r *rig) start(want int, others ...queue.Channel) error {
 	r.sink = &sink{want: int64(want), all: make(chan struct{}), total: &r.sent}
 	engine, err := queue.New(queue.Config{
 		Store: r.store, Policies: r.policies, Log: r.log,
-		Channels: append(others, queue.Channel{Channel: msg.Log, ProviderName: "sink", Provider: r.sink, Slots: r.slots}),
+		Channels: append(others, queue.Channel{Channel: msg.Log, Providers: []queue.Provider{{Name: "sink", Provider: r.sink}}, Slots: r.slots}),
 	})
 	if err != nil {
 		return err

@@ -271,7 +271,7 @@ func (r *rig) neighbour(ctx context.Context, n int) (Result, error) {
 			return Result{}, err
 		}
 		alone = append(alone, rate)
-		if rate, err = r.rate(ctx, n, queue.Channel{Channel: msg.Webhook, ProviderName: "hanging", Provider: &hanging{}, Slots: 100}); err != nil {
+		if rate, err = r.rate(ctx, n, queue.Channel{Channel: msg.Webhook, Providers: []queue.Provider{{Name: "hanging", Provider: &hanging{}}}, Slots: 100}); err != nil {
 			return Result{}, err
 		}
 		beside = append(beside, rate)

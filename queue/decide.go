@@ -110,7 +110,7 @@ func retryWait(t *store.Task, p policy.Policy) time.Duration {
 
 // place is how many attempts of the policy's list lie before the task's last one.
 func place(t *store.Task, p policy.Policy) int {
-	return max(0, len(p.Retry)-(t.AttemptLimit-t.Attempt))
+	return max(0, p.Attempts-1-(t.AttemptLimit-t.Attempt))
 }
 
 // spread is a number in [-1, 1) that differs between tasks and attempts, and is the same each time it is asked for: retries

@@ -125,7 +125,7 @@ func TestJitter(t *testing.T) {
 
 func TestInboxRetriesOnce(t *testing.T) {
 	t.Parallel()
-	if got := policy.Defaults().For(msg.Marketing, msg.Inbox).Attempts(); got != 2 {
+	if got := policy.Defaults().For(msg.Marketing, msg.Inbox).Attempts; got != 2 {
 		t.Fatalf("%d attempts", got)
 	}
 }

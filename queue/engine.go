@@ -11,10 +11,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"tidings/internal/catalog"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
-	"tidings/sender"
 	"tidings/store"
 )
 
@@ -23,20 +24,20 @@ type Config struct {
 	Store        *store.Store
 	Channels     []Channel
 	Policies     *policy.Set
-	Templates    *catalog.Catalog    // nil: tasks with templates cannot be sent
-	Weights      [len(msg.Lanes)]int // the lanes' shares of a channel's slots; default 70, 20, 10
-	SendTimeout  time.Duration       // for one attempt; default 30 s
-	SettleBudget time.Duration       // what settling may take before the lease ends; default 10 s
-	Survey       time.Duration       // the scout's period, and the mover's; default 1 s
+	Templates    *catalog.Catalog // nil: tasks with templates cannot be sent
+	Retries      float64          // second and later attempts a second, of all processes together; default 1,000
+	DegradeAfter time.Duration    // without a provider in order a channel is degraded after so long; default 30 s
+	SendTimeout  time.Duration    // for one attempt; default 30 s
+	SettleBudget time.Duration    // what settling may take before the lease ends; default 10 s
+	Survey       time.Duration    // the scout's period, and the mover's; default 1 s
 	Log          *slog.Logger
 }
 
 // Channel is a channel and how it is served.
 type Channel struct {
-	Channel      msg.Channel
-	ProviderName string
-	Provider     sender.Provider
-	Slots        int // sends at the same time; default 100
+	Channel   msg.Channel
+	Providers []Provider // the first is asked as long as it is in order
+	Slots     int        // sends at the same time of each provider that has no limit of its own; default 100
 }
 
 // mostHeldBytes bounds the content that claimed tasks keep in memory. A claim may exceed it by what one look returns.
@@ -49,6 +50,9 @@ type Engine struct {
 	store     *store.Store
 	pumps     map[msg.Channel]*pump
 	settler   *settler
+	lanes     atomic.Pointer[laneState]
+	retries   *rate.Limiter
+	notes     chan note    // of breakers, to be written
 	heldBytes atomic.Int64 // of claimed tasks that are not settled
 	held      sync.Map     // taskName → true: those tasks
 
@@ -68,8 +72,11 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Weights == [len(msg.Lanes)]int{} {
-		cfg.Weights = [...]int{70, 20, 10}
+	if cfg.Retries == 0 {
+		cfg.Retries = 1000
+	}
+	if cfg.DegradeAfter == 0 {
+		cfg.DegradeAfter = 30 * time.Second
 	}
 	if cfg.SendTimeout == 0 {
 		cfg.SendTimeout = 30 * time.Second
@@ -88,12 +95,19 @@ func New(cfg Config) (*Engine, error) {
 	e.claims, e.stopClaims = context.WithCancel(context.Background())
 	e.sends, e.stopSends = context.WithCancel(context.Background())
 	e.settler = newSettler(e)
+	e.notes = make(chan note, 100)
+	e.lanes.Store(&laneState{weights: store.DefaultWeights})
+	e.retries = rate.NewLimiter(0, 1)
+	e.shareRetries(1)
 	for _, c := range cfg.Channels {
 		if c.Slots == 0 {
 			c.Slots = 100
 		}
-		if most := c.Provider.Traits().Concurrency; most > 0 {
-			c.Slots = min(c.Slots, most) // more would wait inside the provider, on their send timeout
+		for _, p := range c.Providers {
+			if lease := cfg.Store.Lease(); lease <= p.Limits.Timeout+cfg.SettleBudget {
+				return nil, fmt.Errorf("queue.lease (%v) must be longer than providers.%s.timeout (%v) and queue.settle_budget (%v) together, "+
+					"or tasks are sent twice", lease, p.Name, p.Limits.Timeout, cfg.SettleBudget)
+			}
 		}
 		e.pumps[c.Channel] = newPump(e, c)
 	}
@@ -107,6 +121,7 @@ func (e *Engine) Start() {
 	}
 	e.loops.Go(func() { e.scout(e.claims) })
 	e.loops.Go(func() { e.mover(e.claims) })
+	e.loops.Go(func() { e.control(e.claims) })
 	e.loops.Go(func() { e.upkeep(e.claims) })
 }
 

@@ -17,16 +17,24 @@ type pump struct {
 	channel Channel
 	wake    chan struct{}
 	// idleWorkers takes a task only if a worker waits for one.
-	idleWorkers chan store.Task
+	idleWorkers chan job
+	gates       []*gate // the channel's providers, in their order
+	total       int     // slots of all of them
+	reserved    int     // of those, for high alone
 
 	credit    [len(msg.Lanes)]int
 	rowBytes  int // size of the biggest row claimed last, to keep claims of big ones small
 	lastClaim time.Time
 	wait      [len(msg.Lanes)]time.Duration // before the next look at a lane that had less than was asked for
 	marks     [len(msg.Lanes)]checkpoint
+	sorted    time.Time // when tasks were last claimed of which most have to wait
+	retryAt   time.Time // when the last of the second and later attempts that were put off will come
+
+	expiry [len(msg.Lanes)]time.Time // how far the scout has looked for expired tasks; it owns them
 
 	mu      sync.Mutex
 	free    int
+	others  int                       // slots in use that are not high's
 	starved bool                      // the pump waits for slots: a worker that ends is to wake it
 	look    [len(msg.Lanes)]time.Time // when each lane is to be looked at next; far ahead: when somebody says so
 	passing [len(msg.Lanes)]bool      // the pump is looking at the lane
@@ -45,14 +53,37 @@ const (
 
 var never = time.Now().Add(100 * 365 * 24 * time.Hour)
 
+// job is a task on its way, and the provider that it goes to.
+type job struct {
+	store.Task
+	via *gate
+}
+
 func newPump(e *Engine, c Channel) *pump {
-	p := &pump{engine: e, channel: c, wake: make(chan struct{}, 1), idleWorkers: make(chan store.Task), free: c.Slots}
+	p := &pump{engine: e, channel: c, wake: make(chan struct{}, 1), idleWorkers: make(chan job)}
 	for i := range p.look {
 		p.look[i] = never
 		p.wait[i] = firstWait
 	}
+	for _, provider := range c.Providers {
+		tell := func(state string) {
+			select {
+			case e.notes <- note{provider.Name, state}:
+			default: // written down when it changes the next time
+			}
+		}
+		g := newGate(provider, c.Slots, e.log, p.poke, tell)
+		p.gates, p.total = append(p.gates, g), p.total+g.slots
+	}
+	p.free = p.total
+	if p.total > 1 {
+		p.reserved = (p.total + reserveShare - 1) / reserveShare
+	}
 	return p
 }
+
+// reserveShare: high has a tenth of the slots to itself, and at least one.
+const reserveShare = 10
 
 // lookAt asks for a look at a lane at an instant, or earlier. Any goroutine may call it.
 func (p *pump) lookAt(lane msg.Lane, when time.Time) {
@@ -74,10 +105,13 @@ func (p *pump) poke() {
 	}
 }
 
-// freed gives slots back.
-func (p *pump) freed(n int) {
+// freed gives a lane's slots back.
+func (p *pump) freed(lane msg.Lane, n int) {
 	p.mu.Lock()
 	p.free += n
+	if lane != msg.High {
+		p.others -= n
+	}
 	starved := p.starved
 	p.mu.Unlock()
 	if starved {
@@ -85,10 +119,23 @@ func (p *pump) freed(n int) {
 	}
 }
 
-// Reserve grants free slots to tasks that are about to be accepted, unless others of the channel wait before them.
+// openTo is how many free slots a lane may take. mu is held.
+func (p *pump) openTo(lane msg.Lane) int {
+	if lane == msg.High {
+		return p.free
+	}
+	return max(0, min(p.free, p.total-p.reserved-p.others))
+}
+
+// Reserve grants free slots to tasks that are about to be accepted, unless others of the channel wait before them. While less urgent
+// ones wait, high takes the slots that are its own, so that it starves nobody.
 func (e *Engine) Reserve(lane msg.Lane, channel msg.Channel, n int) store.Reservation {
 	p := e.pumps[channel]
 	if p == nil || e.heldBytes.Load() > mostHeldBytes {
+		return nil
+	}
+	lanes := e.lanes.Load()
+	if lanes.paused[lane] {
 		return nil
 	}
 	e.handOff.RLock()
@@ -96,26 +143,47 @@ func (e *Engine) Reserve(lane msg.Lane, channel msg.Channel, n int) store.Reserv
 	if e.stopping {
 		return nil
 	}
+	now, first := time.Now(), p.gates[0]
+	if !first.status(now).usable {
+		return nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
-	for l := msg.High; l <= lane; l++ {
-		if p.passing[l] || !p.look[l].After(now) {
+	n = min(n, p.openTo(lane))
+	for l := range p.look {
+		if lanes.paused[l] || (!p.passing[l] && p.look[l].After(now)) {
+			continue
+		}
+		if msg.Lane(l) <= lane {
+			return nil
+		}
+		if lane == msg.High {
+			n = min(n, p.reserved-(p.total-p.free-p.others))
+		} else {
 			return nil
 		}
 	}
-	n = min(n, p.free)
-	if n == 0 {
+	if n <= 0 {
+		return nil
+	}
+	if n = min(n, first.room(now)); n > 0 {
+		n = first.take(n, now)
+	}
+	if n <= 0 {
 		return nil
 	}
 	p.free -= n
+	if lane != msg.High {
+		p.others += n
+	}
 	e.workers.Add(1) // Stop waits for the reservation, too
-	return &reservation{p, n}
+	return &reservation{p, lane, n}
 }
 
-// reservation is a number of a pump's slots.
+// reservation is a number of a pump's slots, and places at its first provider.
 type reservation struct {
 	pump *pump
+	lane msg.Lane
 	n    int
 }
 
@@ -124,43 +192,50 @@ func (r *reservation) Granted() int { return r.n }
 func (r *reservation) Start(tasks []store.Task) {
 	defer r.pump.engine.workers.Done()
 	r.pump.engine.hold(tasks)
-	r.pump.start(tasks)
+	jobs := make([]job, len(tasks))
+	for i := range tasks {
+		jobs[i] = job{tasks[i], r.pump.gates[0]}
+	}
+	r.pump.start(jobs)
 	if left := r.n - len(tasks); left > 0 {
-		r.pump.freed(left)
+		r.pump.gates[0].give(left)
+		r.pump.freed(r.lane, left)
 	}
 }
 
 func (r *reservation) Release() {
-	r.pump.freed(r.n)
+	r.pump.gates[0].give(r.n)
+	r.pump.freed(r.lane, r.n)
 	r.pump.engine.workers.Done()
 }
 
 // start gives each task to a worker. Their slots are taken already. Each worker has its own copy: one slow send must not
 // keep all contents in memory.
-func (p *pump) start(tasks []store.Task) {
-	p.engine.workers.Add(len(tasks))
-	for _, t := range tasks {
+func (p *pump) start(jobs []job) {
+	p.engine.workers.Add(len(jobs))
+	for _, j := range jobs {
 		select {
-		case p.idleWorkers <- t:
+		case p.idleWorkers <- j:
 		default:
-			go p.worker(t)
+			go p.worker(j)
 		}
 	}
 }
 
 // worker makes attempts until there has been nothing to do for a while. A goroutine for each attempt would grow its stack
 // anew each time, which took a tenth of the process's time.
-func (p *pump) worker(t store.Task) {
+func (p *pump) worker(j job) {
 	rest := time.NewTimer(workerRest)
 	defer rest.Stop()
 	for {
-		p.work(&t)
-		p.freed(1)
-		t = store.Task{}
+		p.work(&j)
+		j.via.give(1)
+		p.freed(j.Lane, 1)
+		j = job{}
 		p.engine.workers.Done()
 		rest.Reset(workerRest)
 		select {
-		case t = <-p.idleWorkers:
+		case j = <-p.idleWorkers:
 		case <-rest.C:
 			return
 		case <-p.engine.sends.Done():
@@ -187,38 +262,104 @@ func (p *pump) run(ctx context.Context) {
 	}
 }
 
-// idle is how long there is nothing to do: until the next look, and not before a slot is free.
+// chain is how the channel's providers are found now.
+func (p *pump) chain(now time.Time) []status {
+	chain := make([]status, len(p.gates))
+	for i, g := range p.gates {
+		chain[i] = g.status(now)
+	}
+	return chain
+}
+
+// way is what the state of the providers lets the pump do.
+type way uint8
+
+const (
+	wayOpen   way = iota // the first provider is asked
+	waySort              // it is not: some tasks go to another, or end; the others are put back for later
+	wayClosed            // nothing can be done
+)
+
+// wayNow tells what the pump may do, for how many tasks, and if for none, how long to wait for more; 0: until something changes.
+func (p *pump) wayNow(now time.Time) (w way, room int, wait time.Duration) {
+	chain := p.chain(now)
+	if chain[0].usable {
+		if room = p.gates[0].room(now); room == 0 {
+			wait = p.gates[0].refill(now)
+		}
+		return wayOpen, room, wait
+	}
+	for i, s := range chain[1:] {
+		if s.usable {
+			room = max(room, p.gates[i+1].room(now))
+		}
+	}
+	down, since := degradedSince(chain)
+	if down && now.Sub(since) >= p.engine.cfg.DegradeAfter {
+		room = max(room, 1)
+	} else if down {
+		wait = p.engine.cfg.DegradeAfter - now.Sub(since)
+	}
+	if room == 0 {
+		return wayClosed, 0, wait
+	}
+	return waySort, sortRows, 0
+}
+
+// paced is wayNow at the pace at which tasks are sorted. Only the pump's goroutine may ask.
+func (p *pump) paced(now time.Time) (w way, room int, wait time.Duration) {
+	w, room, wait = p.wayNow(now)
+	if rest := sortEvery - now.Sub(p.sorted); w == waySort && rest > 0 {
+		return w, 0, rest
+	}
+	return w, room, wait
+}
+
+// While most tasks have to wait, so many are claimed each time to find those that need not.
+const (
+	sortRows  = 100
+	sortEvery = 50 * time.Millisecond
+)
+
+// idle is how long there is nothing to do: until the next look, and not before a slot is free and a provider may be asked.
 func (p *pump) idle() time.Duration {
+	now := time.Now()
+	_, room, refill := p.paced(now)
+	lanes := p.engine.lanes.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := never
-	for _, when := range p.look {
-		if when.Before(next) {
+	for lane, when := range p.look {
+		if !lanes.paused[lane] && when.Before(next) {
 			next = when
 		}
 	}
-	wait := time.Until(next)
+	wait := next.Sub(now)
 	p.starved = false
 	switch {
 	case p.engine.heldBytes.Load() > mostHeldBytes:
 		return gatherWait
-	case p.free == 0:
+	case p.free == 0 || room == 0:
 		p.starved = true
-		return time.Second // a slot that becomes free ends it
-	case p.free < (p.channel.Slots+3)/4:
+		if refill == 0 {
+			refill = time.Second // a slot that becomes free, or a provider that is in order again, ends it
+		}
+		return max(wait, min(refill, time.Second))
+	case p.free < (p.total+3)/4:
 		wait = max(wait, time.Until(p.lastClaim.Add(gatherWait)))
 	}
 	return max(wait, 0)
 }
 
 // takeDue tells which lanes are due for a look. Their next look is cleared before it happens, so that a wake-up during
-// the look is not lost. Without a free slot they stay due.
+// the look is not lost. Without a free slot they stay due, and so do lanes that are paused.
 func (p *pump) takeDue() (hungry [len(msg.Lanes)]bool) {
+	lanes := p.engine.lanes.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	for lane, when := range p.look {
-		if p.free > 0 && !when.After(now) {
+		if p.openTo(msg.Lane(lane)) > 0 && !when.After(now) && !lanes.paused[lane] {
 			hungry[lane] = true
 			p.look[lane] = never
 		}
@@ -230,35 +371,52 @@ func (p *pump) takeDue() (hungry [len(msg.Lanes)]bool) {
 // pass claims for the hungry lanes until all are fed or all slots are taken. What one lane leaves of its share goes to
 // the others.
 func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
-	p.lastClaim = time.Now()
-	budget := p.budget()
+	now := time.Now()
+	p.lastClaim = now
+	w, room, _ := p.paced(now)
+	if w == waySort && room > 0 {
+		p.sorted = now
+	}
+	budget := p.budget(room)
 	defer func() {
 		p.mu.Lock()
 		p.passing = [len(msg.Lanes)]bool{}
 		p.free += budget // what was not used of it
 		p.mu.Unlock()
 	}()
+	weights := p.engine.lanes.Load().weights
+	full := hungry // lanes that could take more, but may not
 	for budget > 0 && hungry != [len(msg.Lanes)]bool{} {
-		for lane, share := range split(budget, p.engine.cfg.Weights, hungry, &p.credit) {
+		for lane, share := range split(budget, weights, hungry, &p.credit) {
+			lane := msg.Lane(lane)
 			if share == 0 {
 				continue
 			}
-			got, err := p.claim(ctx, msg.Lane(lane), share)
+			p.mu.Lock()
+			if lane != msg.High {
+				share = min(share, p.total-p.reserved-p.others)
+			}
+			p.mu.Unlock()
+			if share <= 0 {
+				hungry[lane] = false
+				continue
+			}
+			got, err := p.claim(ctx, lane, share, w)
 			budget -= got
 			if err != nil {
-				hungry[lane] = false
-				p.lookAt(msg.Lane(lane), time.Now().Add(errorWait))
+				hungry[lane], full[lane] = false, false
+				p.lookAt(lane, time.Now().Add(errorWait))
 			} else if got < share {
-				hungry[lane] = false
-				wait := p.pause(msg.Lane(lane), got)
-				p.lookAt(msg.Lane(lane), time.Now().Add(wait))
+				hungry[lane], full[lane] = false, false
+				wait := p.pause(lane, got)
+				p.lookAt(lane, time.Now().Add(wait))
 				if got > 0 || wait > lastWait { // else the looks that follow tell
-					p.lookAhead(ctx, msg.Lane(lane))
+					p.lookAhead(ctx, lane)
 				}
 			}
 		}
 	}
-	for lane, still := range hungry {
+	for lane, still := range full {
 		if still {
 			p.lookAt(msg.Lane(lane), time.Now())
 		}
@@ -277,12 +435,12 @@ func (p *pump) lookAhead(ctx context.Context, lane msg.Lane) {
 }
 
 // budget takes free slots for as many rows as may be claimed now.
-func (p *pump) budget() int {
+func (p *pump) budget(room int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	budget := min(p.free, claimRows)
+	budget := min(p.free, claimRows, room)
 	if p.rowBytes > 0 {
-		budget = min(budget, max(1, claimBytes/p.rowBytes))
+		budget = min(budget, max(min(1, budget), claimBytes/p.rowBytes))
 	}
 	p.free -= budget
 	return budget
@@ -302,8 +460,8 @@ func (p *pump) pause(lane msg.Lane, got int) time.Duration {
 	return wait
 }
 
-// claim takes tasks of a lane and starts a worker for each.
-func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, err error) {
+// claim takes tasks of a lane and starts a worker for each that may be sent now.
+func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int, w way) (got int, err error) {
 	e := p.engine
 	// A claim that has begun is carried through: rows of ours that nobody knows of would be taken for lost ones.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.store.Lease())
@@ -327,11 +485,64 @@ func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, er
 		e.log.Warn("dropped a task that has a record already", "msg_id", recorded[i].MsgID, "channel", p.channel.Channel)
 		e.finish(store.Outcome{Task: recorded[i], AlreadyRecorded: true})
 	}
-	p.start(tasks)
-	if len(recorded) > 0 {
-		p.freed(len(recorded))
+	if lane != msg.High {
+		p.mu.Lock()
+		p.others += len(tasks) + len(recorded)
+		p.mu.Unlock()
+	}
+	jobs := p.place(tasks, w)
+	p.start(jobs)
+	if unused := len(tasks) + len(recorded) - len(jobs); unused > 0 {
+		p.freed(lane, unused)
 	}
 	return len(tasks) + len(recorded), nil
+}
+
+// place finds a provider for each task. Those that may not be sent now are put back for later, or end.
+func (p *pump) place(tasks []store.Task, w way) (jobs []job) {
+	e, local := p.engine, time.Now()
+	now, chain := e.store.Now(), p.chain(local)
+	places := 0 // at the first provider
+	if w == wayOpen {
+		places = p.gates[0].take(len(tasks), local)
+	}
+	for i := range tasks {
+		t := &tasks[i]
+		if wait := p.retryWait(t, local); wait > 0 {
+			e.finish(unsent(t, route{state: msg.Ready, wait: wait}, now))
+			continue
+		}
+		r := chooseRoute(t, e.policy(t), chain, e.cfg.DegradeAfter, now, local)
+		switch {
+		case r.gate == 0 && places > 0:
+			places--
+			jobs = append(jobs, job{*t, p.gates[0]})
+		case r.gate >= 0 && p.gates[r.gate].take(1, local) == 1:
+			jobs = append(jobs, job{*t, p.gates[r.gate]})
+		case r.gate >= 0: // no room: soon
+			e.finish(unsent(t, route{state: msg.Ready, wait: roomWait}, now))
+		default:
+			e.finish(unsent(t, r, now))
+		}
+	}
+	p.gates[0].give(places)
+	return jobs
+}
+
+// roomWait is how long a task is put off that was claimed and found no room at its provider.
+const roomWait = 100 * time.Millisecond
+
+// retryWait keeps second and later attempts under their rate: what is too much is put off, each a little later than the one before, so that
+// they come back one by one. 0: the attempt may be made.
+func (p *pump) retryWait(t *store.Task, now time.Time) time.Duration {
+	if t.Attempt <= 1 || p.engine.retries.AllowN(now, 1) {
+		return 0
+	}
+	if p.retryAt.Before(now) {
+		p.retryAt = now
+	}
+	p.retryAt = p.retryAt.Add(time.Duration(float64(time.Second) / float64(p.engine.retries.Limit())))
+	return max(p.retryAt.Sub(now), time.Millisecond)
 }
 
 // checkpoint bounds a lane's looks from below. While somebody holds an old snapshot (a backup, a long SELECT), InnoDB keeps

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"tidings/internal/msg"
+	"tidings/sender"
 	"tidings/store"
 )
 
@@ -55,6 +56,9 @@ func (e *Engine) survey(ctx context.Context, mayRecover bool) (answered bool, to
 		switch {
 		case w.Status == msg.Ready:
 			p.lookAt(w.Lane, e.localTime(w.Next))
+			if !w.Next.After(now) && p.stands(w.Lane) {
+				e.expire(call, p, w.Lane)
+			}
 		case mayRecover && !w.Next.After(now):
 			e.recover(call, p, w)
 		}
@@ -73,17 +77,47 @@ func (e *Engine) recover(ctx context.Context, p *pump, w store.Waiting) {
 		e.hold(tasks)
 		for i := range tasks {
 			t := &tasks[i]
-			r := result{Provider: p.channel.ProviderName, Traits: p.channel.Provider.Traits()}
+			r := result{Provider: t.Provider, Traits: p.traits()}
 			r.Text = "the process that was sending it ended or stood still: nobody knows whether it was sent"
 			if w.Status == msg.Unknown {
 				r.Text = t.LastError
 			}
-			o := decide(t, r, e.cfg.Policies.For(t.Category, t.Channel), e.store.Now())
+			o := decide(t, r, e.policy(t), e.store.Now())
 			e.log.Warn("recovered a task", "msg_id", t.MsgID, "channel", t.Channel, "attempt", t.Attempt, "from", w.Status, "state", o.State)
 			e.finish(o)
 		}
 		if len(tasks) < claimRows {
 			return
 		}
+	}
+}
+
+// traits are what may be expected of whichever provider a task went to.
+func (p *pump) traits() sender.Traits {
+	t := sender.Traits{Repeatable: true}
+	for _, g := range p.gates {
+		t.Repeatable = t.Repeatable && g.Traits().Repeatable
+		t.Receipts = t.Receipts || g.Traits().Receipts
+	}
+	return t
+}
+
+// stands tells whether nothing of a lane is claimed: it is paused, or no provider may be asked.
+func (p *pump) stands(lane msg.Lane) bool {
+	w, _, _ := p.wayNow(time.Now())
+	return w == wayClosed || p.engine.lanes.Load().paused[lane]
+}
+
+// expire ends tasks that wait in a lane that stands, when their time is over. Each call goes through a bounded number of them.
+func (e *Engine) expire(ctx context.Context, p *pump, lane msg.Lane) {
+	tasks, next, err := e.store.ClaimExpired(ctx, lane, p.channel.Channel, p.expiry[lane])
+	if err != nil {
+		e.log.Warn("cannot end expired tasks", "channel", p.channel.Channel, "lane", lane, "err", err)
+		return
+	}
+	p.expiry[lane] = next
+	e.hold(tasks)
+	for i := range tasks {
+		e.finish(expired(&tasks[i], e.store.Now(), "the time to send it was over before an attempt was made"))
 	}
 }

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,49 +12,94 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"tidings/internal/msg"
+	"tidings/internal/policy"
 	"tidings/internal/render"
 	"tidings/sender"
 	"tidings/store"
 )
 
+// policy is what a task is sent under: its category's, with what its template says over it.
+func (e *Engine) policy(t *store.Task) policy.Policy {
+	p := e.cfg.Policies.For(t.Category, t.Channel)
+	if t.TemplateID == "" || e.cfg.Templates == nil {
+		return p
+	}
+	version, err := e.cfg.Templates.Version(e.sends, t.SourceID, t.TemplateID, t.Channel, t.TemplateVersion)
+	if err != nil { // message says so when it is to be sent
+		return p
+	}
+	return version.Over(p)
+}
+
 // work makes one attempt at a task and hands the outcome to the settler.
-func (p *pump) work(t *store.Task) {
-	e := p.engine
-	policy := e.cfg.Policies.For(t.Category, t.Channel)
+func (p *pump) work(j *job) {
+	e, t := p.engine, &j.Task
 	now := e.store.Now()
+	timeout := cmp.Or(j.via.Limits.Timeout, e.cfg.SendTimeout)
 	switch {
 	case !now.Before(t.Expire):
 		e.finish(expired(t, now, "the time to send it was over before an attempt was made"))
 		return
-	case e.claims.Err() != nil || time.Until(t.LeaseEnd) < e.cfg.SendTimeout+e.cfg.SettleBudget:
+	case e.claims.Err() != nil || time.Until(t.LeaseEnd) < timeout+e.cfg.SettleBudget:
 		// Stopping, or this process stood still so long that the lease may end during the send.
 		e.finish(giveBack(t, now))
 		return
 	}
-	started := time.Now()
-	verdict := p.send(t)
-	r := result{Verdict: verdict, Provider: p.channel.ProviderName, Traits: p.channel.Provider.Traits(), Latency: time.Since(started)}
+	policy, started := e.policy(t), time.Now()
+	m, failed := p.message(t)
+	r := result{Provider: j.via.Name, Traits: j.via.Traits()}
+	if failed != nil {
+		r.Verdict = *failed
+	} else {
+		done, ok := j.via.attempt()
+		if !ok { // it has failed too often since the task was claimed
+			e.finish(unsent(t, route{state: msg.Ready, wait: leastDefer + time.Duration(spread(t)*float64(leastDefer)/5)}, now))
+			return
+		}
+		ctx, cancel := context.WithTimeout(e.sends, timeout)
+		r.Verdict = p.send(ctx, m, j.via)
+		if r.Kind == sender.Temporary && r.Unsent && ctx.Err() == nil { // nothing has left: once more, at once
+			r.Verdict = p.send(ctx, m, j.via)
+		}
+		cancel()
+		done(r.Verdict)
+		if r.Kind == sender.Busy {
+			e.stayAway(j.via, r.RetryAfter)
+		}
+	}
+	r.Latency = time.Since(started)
 	o := decide(t, r, policy, e.store.Now())
 	p.log(t, r, o)
 	e.finish(o)
 }
 
-// send renders the message and asks the provider, within the time that one attempt has.
-func (p *pump) send(t *store.Task) (v sender.Verdict) {
-	m, failed := p.message(t)
-	if failed != nil {
-		return *failed
+// stayAway keeps every process from asking a provider that is busy.
+func (e *Engine) stayAway(g *gate, wait time.Duration) {
+	wait = min(max(cmp.Or(wait, busyWait), leastBusyWait), mostBusy)
+	if g.Traits().Destinations || !g.busy(time.Now().Add(wait)) {
+		return
 	}
-	ctx, cancel := context.WithTimeout(p.engine.sends, p.engine.cfg.SendTimeout)
-	defer cancel()
+	e.log.Warn("a provider is busy", "provider", g.Name, "for", wait)
+	until := e.store.Now().Add(wait)
+	e.workers.Go(func() {
+		ctx, cancel := context.WithTimeout(e.sends, 5*time.Second)
+		defer cancel()
+		if err := e.store.BusyProvider(ctx, g.Name, until); err != nil && e.sends.Err() == nil {
+			e.log.Warn("cannot tell others that a provider is busy", "provider", g.Name, "err", err)
+		}
+	})
+}
+
+// send asks the provider. Where it was when it panicked nobody knows.
+func (p *pump) send(ctx context.Context, m *sender.Message, via *gate) (v sender.Verdict) {
 	defer func() {
-		if r := recover(); r != nil { // where it was when it panicked nobody knows
-			p.engine.log.Error("the provider panicked", "msg_id", t.MsgID, "channel", t.Channel, "provider", p.channel.ProviderName,
+		if r := recover(); r != nil {
+			p.engine.log.Error("the provider panicked", "msg_id", m.MsgID, "channel", m.Channel, "provider", via.Name,
 				"err", fmt.Sprint(r), "stack", string(debug.Stack()))
 			v = sender.Verdict{Kind: sender.Unknown, Text: "the provider's code failed"}
 		}
 	}()
-	return p.channel.Provider.Send(ctx, m)
+	return via.Send(ctx, m)
 }
 
 // message renders a task, or tells why it cannot be.

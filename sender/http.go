@@ -68,7 +68,7 @@ func (r reply) failed(ctx context.Context) Verdict {
 	if r.left {
 		return Verdict{Kind: Unknown, Text: "no answer: " + plainCause(ctx, r.err)}
 	}
-	return Verdict{Kind: Temporary, Text: "cannot connect: " + plainCause(ctx, r.err)}
+	return Verdict{Kind: Temporary, Text: "cannot connect: " + plainCause(ctx, r.err), Unsent: true}
 }
 
 // plainCause says why a call failed without naming where to: net/http's errors repeat the URL, which may be a secret.

@@ -64,6 +64,7 @@ type Verdict struct {
 	Code          string        // the provider's code for the failure
 	Text          string        // what went wrong, in words
 	RetryAfter    time.Duration // with Busy: how long to stay away; 0: no word of it
+	Unsent        bool          // with Temporary: nothing left for the provider, so that asking again at once cannot hurt
 }
 
 // Provider sends messages of one channel. Its methods are called from many goroutines at once.
@@ -94,6 +95,8 @@ type Traits struct {
 	Repeatable bool
 	// Concurrency is how many sends make sense at the same time; 0: any number.
 	Concurrency int
+	// Destinations: each receiver is a server of its own, so one's failures say nothing of the others.
+	Destinations bool
 	// Receipts: a later word on an attempt of unknown outcome can be had.
 	Receipts bool
 }

@@ -186,7 +186,9 @@ func (p *smtpProvider) Send(ctx context.Context, m *Message) Verdict {
 	for {
 		c, kept, err := p.connection(ctx)
 		if err != nil {
-			return smtpVerdict(ctx, "connect", err, Temporary)
+			v := smtpVerdict(ctx, "connect", err, Temporary)
+			v.Unsent = v.Kind == Temporary && !isReply(err) // a server that answers has said enough
+			return v
 		}
 		v, err := c.deliver(ctx, path(p.from), path(to), text.Bytes())
 		p.keep(c, err)

@@ -72,7 +72,7 @@ func openWebhook(_ Env, settings Settings) (Provider, error) {
 	return p, nil
 }
 
-func (p *webhookProvider) Traits() Traits { return Traits{Repeatable: true} }
+func (p *webhookProvider) Traits() Traits { return Traits{Repeatable: true, Destinations: true} }
 
 func (p *webhookProvider) Close() error {
 	p.client.CloseIdleConnections()

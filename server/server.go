@@ -29,6 +29,10 @@ type Config struct {
 	Review  bool // new versions of templates wait for an admin
 	Version string
 	Log     *slog.Logger
+	// Health, when set, tells how lanes, channels and providers are, for /readyz?verbose.
+	Health func() any
+	// Provider, when set, tells whether there is a provider of a name.
+	Provider func(name string) bool
 }
 
 // Server answers HTTP requests. It is an http.Handler, safe for concurrent use.
@@ -102,6 +106,7 @@ func (s *Server) routes(api huma.API) {
 	s.batchRoutes(api)
 	s.bulkRoute(api)
 	s.quotaRoutes(api)
+	s.laneRoutes(api)
 	s.templateRoutes(api)
 	s.sourceRoutes(api)
 	huma.Register(api, huma.Operation{
@@ -182,13 +187,35 @@ func (s *Server) live(context.Context, *struct{}) (*health, error) {
 	return &h, nil
 }
 
-func (s *Server) ready(ctx context.Context, _ *struct{}) (*health, error) {
+type readyInput struct {
+	Verbose string `query:"verbose" doc:"Any value but false: how lanes, channels and providers are, too."`
+	verbose bool
+}
+
+// Resolve tells ?verbose without a value, which is true, from none.
+func (in *readyInput) Resolve(ctx huma.Context) []error {
+	url := ctx.URL()
+	in.verbose = url.Query().Has("verbose") && in.Verbose != "false"
+	return nil
+}
+
+type readyOutput struct {
+	Body struct {
+		Status string `json:"status" doc:"ok, or what is missing."`
+		Health any    `json:"health,omitempty" doc:"With verbose: lanes, channels and providers, as this process finds them."`
+	}
+}
+
+func (s *Server) ready(ctx context.Context, in *readyInput) (*readyOutput, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	if err := s.cfg.Store.Ping(ctx); err != nil {
 		return nil, unavailable.problem()
 	}
-	var h health
+	var h readyOutput
 	h.Body.Status = "ok"
+	if s.cfg.Health != nil && in.verbose {
+		h.Body.Health = s.cfg.Health()
+	}
 	return &h, nil
 }

@@ -66,11 +66,17 @@ func serve(t testing.TB, s *store.Store, dsn string, review bool) *bundle {
 		Policies: policy.Defaults(), Now: s.Now, Templates: catalog.New(s).Usable,
 		Configured: func(c msg.Channel) bool { return c == msg.Log || c == msg.Email || c == msg.Webhook },
 	}})
+	b := serveAPI(t, api, s)
+	b.dsn = dsn
+	return b
+}
+
+func serveAPI(t testing.TB, api *server.Server, s *store.Store) *bundle {
 	ts := httptest.NewUnstartedServer(nil)
 	ts.Config = api.Listener()
 	ts.Start()
 	t.Cleanup(ts.Close)
-	return &bundle{store: s, dsn: dsn, url: ts.URL, http: ts.Client()}
+	return &bundle{store: s, url: ts.URL, http: ts.Client()}
 }
 
 // content reads what a waiting message says out of its row.

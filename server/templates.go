@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 
 	"tidings/internal/admit"
 	"tidings/internal/msg"
+	"tidings/internal/policy"
 	"tidings/internal/render"
 	"tidings/store"
 )
@@ -57,6 +59,7 @@ type Template struct {
 	Content       string    `json:"content,omitempty"`
 	HTML          string    `json:"html,omitempty"`
 	Category      string    `json:"category,omitempty"`
+	Policy        any       `json:"policy,omitempty" doc:"What of the category's policy is different."`
 	Sensitive     bool      `json:"sensitive"`
 	CreateTime    time.Time `json:"create_time"`
 	ModifyTime    time.Time `json:"modify_time"`
@@ -71,22 +74,68 @@ func templateView(t *store.Template) Template {
 	if t.Category != nil {
 		out.Category = *t.Category
 	}
+	if t.Policy != nil {
+		out.Policy = json.RawMessage(*t.Policy)
+	}
 	return out
 }
 
 // TemplateFields is what a request may say of a template; nil: nothing.
 type TemplateFields struct {
-	Name          *string `json:"name,omitempty" doc:"For people to read."`
-	RelTemplateID *string `json:"rel_template_id,omitempty" doc:"The template's id on the provider's platform."`
-	SignName      *string `json:"sign_name,omitempty" doc:"The signature that SMS providers ask for."`
-	Subject       *string `json:"subject,omitempty" doc:"The subject, with placeholders."`
-	Content       *string `json:"content,omitempty" doc:"The text, with placeholders such as {{username}}."`
-	HTML          *string `json:"html,omitempty" doc:"The text as HTML, for e-mail."`
-	Category      *string `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Of messages that name none."`
-	Sensitive     *bool   `json:"sensitive,omitempty" doc:"Blank what a message said when it has ended. Default: for verification."`
+	Name          *string         `json:"name,omitempty" doc:"For people to read."`
+	RelTemplateID *string         `json:"rel_template_id,omitempty" doc:"The template's id on the provider's platform."`
+	SignName      *string         `json:"sign_name,omitempty" doc:"The signature that SMS providers ask for."`
+	Subject       *string         `json:"subject,omitempty" doc:"The subject, with placeholders."`
+	Content       *string         `json:"content,omitempty" doc:"The text, with placeholders such as {{username}}."`
+	HTML          *string         `json:"html,omitempty" doc:"The text as HTML, for e-mail."`
+	Category      *string         `json:"category,omitempty" enum:"verification,notification,marketing" doc:"Of messages that name none."`
+	Policy        *TemplatePolicy `json:"policy,omitempty" doc:"What of the category's policy is to be different for its messages; {}: nothing."`
+	Sensitive     *bool           `json:"sensitive,omitempty" doc:"Blank what a message said when it has ended. Default: for verification."`
+}
+
+// TemplatePolicy is what of the category's policy is different for a template's messages. What is left out stays.
+type TemplatePolicy struct {
+	Retry       []string `json:"retry,omitempty" maxItems:"100" doc:"The waits before the second, third, … attempt." example:"[\"1s\",\"30s\"]"`
+	Attempts    int      `json:"attempts,omitempty" minimum:"1" maximum:"100" doc:"So many at most."`
+	Jitter      *float64 `json:"jitter,omitempty" minimum:"0" maximum:"0.9" doc:"Each wait is up to this share longer or shorter."`
+	Expiry      string   `json:"expiry,omitempty" doc:"Not sent when so long has passed since the due time." example:"1h"`
+	Unknown     string   `json:"unknown,omitempty" enum:"ask_again,wait,dead_letter" doc:"What follows an attempt that may have been sent."`
+	UnknownWait string   `json:"unknown_wait,omitempty" doc:"How long to wait for a receipt." example:"30s"`
+	Degrade     string   `json:"degrade,omitempty" enum:"switch,wait,skip" doc:"What to do while the channel's first provider is out of order."`
+	Alarm       string   `json:"alarm,omitempty" enum:"now,daily,none" doc:"When a dead letter is told of."`
+}
+
+// check tells what is wrong with a policy, against the category's that it is laid over.
+func (p *TemplatePolicy) check(category *string, policies *policy.Set) (problems []admit.Problem) {
+	text, err := json.Marshal(p)
+	var settings policy.Settings
+	if err == nil {
+		err = json.Unmarshal(text, &settings)
+	}
+	if err != nil {
+		return []admit.Problem{{Field: "policy", Code: admit.CodeInvalid, Message: "has waits that are no durations such as 30s or 5m"}}
+	}
+	c := msg.Notification
+	if category != nil {
+		if parsed, err := msg.ParseCategory(*category); err == nil {
+			c = parsed
+		}
+	}
+	_, faults := policies[c].With(settings)
+	for _, f := range faults {
+		problems = append(problems, admit.Problem{Field: "policy." + f.Key, Code: admit.CodeInvalid, Message: f.Text})
+	}
+	return problems
 }
 
 func (f *TemplateFields) apply(t *store.Template) {
+	if f.Policy != nil {
+		t.Policy = nil
+		if text, err := json.Marshal(f.Policy); err == nil && string(text) != "{}" {
+			own := string(text)
+			t.Policy = &own
+		}
+	}
 	for _, field := range []struct {
 		from *string
 		to   *string
@@ -104,7 +153,10 @@ func (f *TemplateFields) apply(t *store.Template) {
 }
 
 // faults tells what is wrong with a template.
-func faults(t *store.Template) (problems []admit.Problem) {
+func (s *Server) faults(t *store.Template, given *TemplateFields) (problems []admit.Problem) {
+	if given.Policy != nil {
+		problems = given.Policy.check(t.Category, s.cfg.Admit.Policies)
+	}
 	fault := func(field, code, format string, args ...any) {
 		problems = append(problems, admit.Problem{Field: field, Code: code, Message: fmt.Sprintf(format, args...)})
 	}
@@ -183,7 +235,7 @@ func (s *Server) createTemplate(ctx context.Context, in *createTemplateInput) (*
 	}
 	t.Sensitive = in.Body.Category != nil && *in.Body.Category == msg.Verification.String()
 	in.Body.apply(&t)
-	if problems := faults(&t); len(problems) > 0 {
+	if problems := s.faults(&t, &in.Body.TemplateFields); len(problems) > 0 {
 		return nil, faulty(problems)
 	}
 	if err := s.cfg.Store.CreateTemplate(ctx, caller(ctx).ID, &t); err != nil {
@@ -209,7 +261,7 @@ func (s *Server) updateTemplate(ctx context.Context, in *updateTemplateInput) (*
 	t, err := s.cfg.Store.UpdateTemplate(ctx, caller(ctx).ID, source, in.ID, channel, func(t *store.Template) error {
 		in.Body.apply(t)
 		t.Status = s.firstStatus()
-		if problems := faults(t); len(problems) > 0 {
+		if problems := s.faults(t, &in.Body.TemplateFields); len(problems) > 0 {
 			return faulty(problems)
 		}
 		return nil

@@ -35,6 +35,8 @@ const (
 			WHERE msg_id IN (%[2]s) AND channel = ? AND status = ? AND next_time <= ? ORDER BY msg_id LIMIT ? FOR UPDATE SKIP LOCKED) AS free
 		STRAIGHT_JOIN %[1]s AS task ON task.msg_id = free.msg_id AND task.channel = free.channel
 		SET task.status = 1, task.owner = ?, task.next_time = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND, task.modify_time = UTC_TIMESTAMP(3)`
+	sqlLookExpired = `SELECT /* tidings:look-expired */ msg_id, attempt, next_time, expire_time, provider FROM %s FORCE INDEX (idx_ready)
+		WHERE channel = ? AND status = 0 AND next_time <= UTC_TIMESTAMP(3) AND next_time >= ? ORDER BY next_time LIMIT ?`
 	sqlNextDue = `SELECT /* tidings:next-due */ next_time FROM %s FORCE INDEX (idx_ready)
 		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) ORDER BY next_time LIMIT 1`
 	sqlMine = `SELECT /* tidings:mine */ ` + taskColumns + ` FROM %s WHERE msg_id IN (%s) AND channel = ? AND owner = ? ORDER BY msg_id`
@@ -238,6 +240,47 @@ func (s *Store) recorded(ctx context.Context, channel msg.Channel, tasks []Task)
 	err = s.db.SelectContext(ctx, &ids, fmt.Sprintf(sqlRecorded, idList(tasks)), channel, oldest.Add(-clockSlack))
 	return ids, err
 }
+
+// expireRows is how many due tasks a call of ClaimExpired goes through.
+const expireRows = 5000
+
+// ClaimExpired takes tasks that are due and whose time is over, among those that are due from an instant on: expireRows of them, and
+// where to go on; zero: at the beginning.
+func (s *Store) ClaimExpired(ctx context.Context, lane msg.Lane, channel msg.Channel, from time.Time) (tasks []Task, next time.Time, err error) {
+	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(sqlLookExpired, queueTable(lane)), channel, earliest(from), expireRows)
+	if err != nil {
+		return nil, from, public(err)
+	}
+	defer rows.Close()
+	var seen []Task
+	now, examined := s.Now(), 0
+	for len(seen) < claimExpired && rows.Next() {
+		t := Task{Lane: lane, Channel: channel}
+		if err := rows.Scan(&t.MsgID, &t.Attempt, &t.Next, &t.Expire, &t.Provider); err != nil {
+			return nil, from, public(err)
+		}
+		examined++
+		if next = t.Next; !now.Before(t.Expire) {
+			seen = append(seen, t)
+		}
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, from, public(err)
+	}
+	if (examined < expireRows && len(seen) < claimExpired) || next.Equal(from) {
+		next = time.Time{}
+	}
+	if len(seen) == 0 {
+		return nil, next, nil
+	}
+	newest := seen[len(seen)-1].Next
+	tasks, err = s.take(ctx, lane, channel, seen, len(seen), func(owner, ids string) (string, []any) {
+		return fmt.Sprintf(sqlClaim, queueTable(lane), ids), []any{channel, newest, len(seen), owner, s.cfg.Lease.Microseconds()}
+	}, func(t *Task) { t.Attempt++ })
+	return tasks, next, public(err)
+}
+
+const claimExpired = 500 // of one claim
 
 // NextDue tells when the next task of a lane and channel is due that is not yet; zero: there is none.
 func (s *Store) NextDue(ctx context.Context, lane msg.Lane, channel msg.Channel) (next time.Time, err error) {

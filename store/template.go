@@ -43,6 +43,7 @@ type Template struct {
 	Content       string         `db:"content"`
 	HTML          string         `db:"html"`
 	Category      *string        `db:"category"`
+	Policy        *string        `db:"policy"` // JSON of what is different from the category's; nil: nothing
 	Sensitive     bool           `db:"sensitive"`
 	Status        TemplateStatus `db:"status"`
 	Created       time.Time      `db:"create_time"`
@@ -51,10 +52,10 @@ type Template struct {
 
 const (
 	// sensitive is a reserved word.
-	templateColumns = "source_id, template_id, channel, version, name, rel_template_id, sign_name, subject, content, html, category, `sensitive`, status, create_time, modify_time"
+	templateColumns = "source_id, template_id, channel, version, name, rel_template_id, sign_name, subject, content, html, category, policy, `sensitive`, status, create_time, modify_time"
 
 	sqlNewTemplate = `INSERT /* tidings:template-new */ INTO t_msg_template (` + templateColumns + `)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(3), UTC_TIMESTAMP(3))`
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(3), UTC_TIMESTAMP(3))`
 	// The newest version of each variant, in any status but deleted, and the newest that messages may use.
 	sqlTemplates = `SELECT /* tidings:templates */ ` + templateColumns + ` FROM t_msg_template AS t
 		WHERE source_id = ? AND template_id = ? AND status <> 4 ORDER BY channel, version DESC`
@@ -118,7 +119,7 @@ func (s *Store) newVersion(ctx context.Context, by, action, source, id string, c
 		t.Created = s.Now().Truncate(time.Millisecond)
 		t.Modified = t.Created
 		if _, err := tx.ExecContext(ctx, sqlNewTemplate, t.SourceID, t.ID, t.Channel, t.Version, t.Name, t.RelTemplateID, t.SignName, t.Subject, t.Content,
-			t.HTML, t.Category, t.Sensitive, t.Status); err != nil {
+			t.HTML, t.Category, t.Policy, t.Sensitive, t.Status); err != nil {
 			return err
 		}
 		*made = *t

@@ -388,7 +388,7 @@ func (c *check) receiver(channel msg.Channel, address string) {
 		c.fault(field, CodeInvalid, "%v", err)
 		return
 	}
-	task := store.NewTask{Channel: channel, Receiver: receiver, AttemptLimit: c.Policies.For(c.m.Category, channel).Attempts()}
+	task := store.NewTask{Channel: channel, Receiver: receiver, AttemptLimit: c.policy(channel).Attempts}
 	if v := c.versions[channel]; v != nil {
 		task.TemplateVersion = v.Version
 	}
@@ -396,6 +396,23 @@ func (c *check) receiver(channel msg.Channel, address string) {
 		task.Frequency, task.Recipient = c.Frequency(c.m.SourceID, c.m.Category, channel), recipient(channel, receiver)
 	}
 	c.m.Tasks = append(c.m.Tasks, task)
+}
+
+// policy is what a task on a channel is sent under.
+func (c *check) policy(channel msg.Channel) policy.Policy {
+	p := c.Policies.For(c.m.Category, channel)
+	if v := c.versions[channel]; v != nil {
+		p = v.Over(p)
+	}
+	return p
+}
+
+// expires is how long after the due time the message is sent: the longest of its channels.
+func (c *check) expires() (longest time.Duration) {
+	for _, t := range c.m.Tasks {
+		longest = max(longest, c.policy(t.Channel).Expiry)
+	}
+	return cmp.Or(longest, c.Policies[c.m.Category].Expiry)
 }
 
 func (c *check) content() error {
@@ -613,9 +630,9 @@ func (c *check) expiry() error {
 	case problem != nil:
 		c.problems = append(c.problems, *problem)
 	case expire.IsZero():
-		if expire = due.Add(c.Policies[c.m.Category].Expiry); !expire.After(now) {
+		if expire = due.Add(c.expires()); !expire.After(now) {
 			c.fault("send_at", CodeInvalid, "lies so far back that the message has expired: a %s is sent until %v after it is due; expire_time or ttl say otherwise",
-				c.m.Category, c.Policies[c.m.Category].Expiry)
+				c.m.Category, c.expires())
 		}
 	}
 	c.m.Expire = expire

@@ -4,11 +4,13 @@ package catalog
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
 	"tidings/internal/msg"
+	"tidings/internal/policy"
 	"tidings/internal/render"
 	"tidings/store"
 )
@@ -23,6 +25,13 @@ type Catalog struct {
 type Version struct {
 	*store.Template
 	*render.Set
+	own policy.Settings
+}
+
+// Over is a category's policy with what the template says over it.
+func (v *Version) Over(p policy.Policy) policy.Policy {
+	p, _ = p.With(v.own) // faults were told when the template was made; by hand-made ones the category's stays
+	return p
 }
 
 type key struct {
@@ -80,7 +89,12 @@ func (c *Catalog) compile(t *store.Template) (*Version, error) {
 	for part, err := range faults { // it was checked when it was made: somebody has changed the row by hand
 		return nil, fmt.Errorf("%s of template %s, version %d: %w", part, t.ID, t.Version, err)
 	}
-	v := &Version{t, set}
+	v := &Version{Template: t, Set: set}
+	if t.Policy != nil {
+		if err := json.Unmarshal([]byte(*t.Policy), &v.own); err != nil {
+			return nil, fmt.Errorf("policy of template %s, version %d: %w", t.ID, t.Version, err)
+		}
+	}
 	c.compiled.Add(k, v)
 	return v, nil
 }

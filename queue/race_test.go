@@ -1,0 +1,6 @@
+//go:build race
+
+package queue_test
+
+// raceEnabled: the race detector makes everything several times slower.
+const raceEnabled = true
