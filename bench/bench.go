@@ -93,6 +93,7 @@ var scenarios = []scenario{
 	{"backlog", "a backlog of which little is sent: memory, and the time that a claim takes", 1_000_000, one((*rig).backlog)},
 	{"due-at-once", "scheduled for one and the same second: how late each leaves", 200_000, one((*rig).dueAtOnce)},
 	{"scheduled", "scheduled over the next five days: accepting, moving and claiming with few and with many of them", 2_000_000, one((*rig).scheduledBacklog)},
+	{"lanes", "high at 100/s, while a backlog of low drains at its provider's 2,000/s: from the call that accepts to the provider", 500_000, handedOff((*rig).lanes)},
 	{"idle", "nothing to do for 20 seconds", 0, one((*rig).idle)},
 	{"neighbour", "end to end, while another channel's provider hangs on every send; and without, three times in turn", 50_000, one((*rig).neighbour)},
 	{"limits", "the disk and the database alone: fsyncs, and 500 rows a statement over one connection", 50_000, (*rig).limits},
@@ -243,7 +244,8 @@ type rig struct {
 	dsn      string
 	handOff  bool
 	text     string
-	slots    int // sends at the same time
+	slots    int          // sends at the same time
+	ask      queue.Limits // what the provider may be asked for
 	sink     *sink
 	log      *slog.Logger
 	dir      string // on the disk that the database is on
@@ -340,7 +342,7 @@ func (r *rig) start(want int, others ...queue.Channel) error {
 	r.sink = &sink{want: int64(want), all: make(chan struct{}), total: &r.sent}
 	engine, err := queue.New(queue.Config{
 		Store: r.store, Policies: r.policies, Log: r.log,
-		Channels: append(others, queue.Channel{Channel: msg.Log, Providers: []queue.Provider{{Name: "sink", Provider: r.sink}}, Slots: r.slots}),
+		Channels: append(others, queue.Channel{Channel: msg.Log, Providers: []queue.Provider{{Name: "sink", Provider: r.sink, Limits: r.ask}}, Slots: r.slots}),
 	})
 	if err != nil {
 		return err

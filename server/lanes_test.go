@@ -67,14 +67,14 @@ func TestTemplatePolicy(t *testing.T) {
 	t.Parallel()
 	b := setup(t, store.Config{})
 	for policy, fields := range map[string]string{
-		`{"retry":["soon"]}`:                      "policy",
-		`{"retry":["0s"]}`:                        "policy.retry",
-		`{"expiry":"1ms"}`:                        "policy.expiry",
-		`{"unknown":"maybe"}`:                     "policy.unknown",
-		`{"attempts":101}`:                        "policy.attempts",
-		`{"jitter":2}`:                            "policy.jitter",
-		`{"priority":"high"}`:                     "policy.priority",
-		`{"degrade":"skip","alarm":"loud"}`:       "policy.alarm",
+		`{"retry":["soon"]}`:                 "policy",
+		`{"retry":["0s"]}`:                   "policy.retry",
+		`{"expiry":"1ms"}`:                   "policy.expiry",
+		`{"unknown":"maybe"}`:                "policy.unknown",
+		`{"attempts":101}`:                   "policy.attempts",
+		`{"jitter":2}`:                       "policy.jitter",
+		`{"priority":"high"}`:                "policy.priority",
+		`{"degrade":"skip","alarm":"loud"}`:  "policy.alarm",
 		`{"expiry":"1ms","retry":["8760h"]}`: "policy.retry policy.expiry",
 	} {
 		a := b.do(t, "POST", "/api/templates", `{"template_id":"x","channel":"log","content":"hi","policy":`+policy+`}`)
