@@ -21,6 +21,9 @@ func bindEnvironment(v *viper.Viper, environ []string) error {
 	for _, key := range v.AllKeys() {
 		add(key)
 	}
+	for _, c := range msg.Categories {
+		add("policies." + c.String() + ".attempts")
+	}
 	for _, c := range msg.Channels {
 		add("channels." + c.String() + ".providers")
 		add("channels." + c.String() + ".slots")

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -24,11 +25,7 @@ func (c *Config) policies() (*policy.Set, error) {
 			errs = append(errs, fmt.Errorf("policies.%s is no category: there are verification, notification and marketing", name))
 			continue
 		}
-		settings := c.Policies[name]
-		if list, own := settings.Retry, policy.Defaults()[category]; settings.Attempts == own.Attempts && len(list) != len(own.Retry) {
-			settings.Attempts = 0 // the default goes with the default list; another list is as long as it is
-		}
-		p, faults := set[category].With(settings)
+		p, faults := set[category].With(c.Policies[name])
 		for _, f := range faults {
 			errs = append(errs, fmt.Errorf("policies.%s.%w", name, f))
 		}
@@ -61,8 +58,13 @@ func providerLimits(settings map[string]any) (limits queue.Limits, own map[strin
 			err = errors.Join(err, fmt.Errorf("%s must not be negative", key))
 		}
 	}
-	if limits.BreakerOpen != 0 && limits.BreakerOpen < 100*time.Millisecond {
-		err = errors.Join(err, errors.New("breaker_open must be at least 100ms"))
+	if math.IsNaN(limits.Rate) || math.IsInf(limits.Rate, 0) {
+		err = errors.Join(err, errors.New("rate must be a number"))
+	}
+	for key, value := range map[string]time.Duration{"timeout": limits.Timeout, "slow": limits.Slow, "breaker_open": limits.BreakerOpen} {
+		if value > 0 && value < time.Millisecond {
+			err = errors.Join(err, fmt.Errorf("%s must be a duration with a unit, such as 500ms or 10s", key))
+		}
 	}
 	return limits, own, err
 }

@@ -110,6 +110,9 @@ func TestPoliciesAreConfigured(t *testing.T) {
 			t.Errorf("%s: %s\nwant %s", msg.Category(c), got, expected)
 		}
 	}
+	if set, err := load("policies: {verification: {retry: [1s], attempts: 4}}\n"); err != nil || set[msg.Verification].Attempts != 4 || len(set[msg.Verification].Retry) != 1 {
+		t.Errorf("%+v %v", set, err)
+	}
 	if plain, err := load("log: {level: info}\n"); err != nil {
 		t.Fatal(err)
 	} else if got, _ := json.Marshal(plain); string(got) != func() string { b, _ := json.Marshal(policy.Defaults()); return string(b) }() {
@@ -125,8 +128,10 @@ func TestPoliciesAreConfigured(t *testing.T) {
 		"degrade_after: 1ms\n":                                     "degrade_after",
 		"providers: {log: {type: log, rate: -1}}\n":                "providers.log rate must not be negative",
 		"providers: {log: {type: log, timeout: 55s}}\n":            "providers.log.timeout",
-		"providers: {log: {type: log, breaker_open: 1ms}}\n":       "breaker_open must be at least",
+		"providers: {log: {type: log, breaker_open: 10}}\n":        "breaker_open must be a duration with a unit",
 		"channels: {log: {providers: [log, log]}}\n":               `channels.log.providers names "log" a second time`,
+		"providers: {log: {type: log, rate: .nan}}\n":              "rate must be a number",
+		"providers: {log: {type: log, timeout: 10}}\n":             "timeout must be a duration with a unit",
 		"providers: {log: {type: log, rate: fast}}\n":              "providers.log",
 	} {
 		if _, err := load(text); err == nil || !strings.Contains(err.Error(), fault) {

@@ -16,9 +16,6 @@ type laneState struct {
 	paused  [len(msg.Lanes)]bool
 }
 
-// note is a breaker's news.
-type note struct{ provider, state string }
-
 const controlEvery = 500 * time.Millisecond // everybody obeys within a second
 
 // control obeys what people and other processes have set, and writes down how this one finds its providers.
@@ -34,19 +31,29 @@ func (e *Engine) control(ctx context.Context) {
 		} else if ctx.Err() == nil {
 			e.log.Warn("cannot read how lanes and providers are steered: they go on as before", "err", err)
 		}
-		for wait := true; wait; {
-			select {
-			case n := <-e.notes:
-				call, cancel := context.WithTimeout(ctx, 5*time.Second)
-				if err := e.store.NoteBreaker(call, n.provider, n.state); err != nil && ctx.Err() == nil {
-					e.log.Warn("cannot write down how a provider is found", "provider", n.provider, "err", err)
-				}
-				cancel()
-			case <-every.C:
-				wait = false
-			case <-ctx.Done():
-				return
-			}
+		e.noteBreakers(ctx)
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// noteBreakers writes down how this process finds its providers, where that has changed: for people to see.
+func (e *Engine) noteBreakers(ctx context.Context) {
+	for name, g := range e.gates {
+		state := g.breaker.State().String()
+		if e.written[name] == state {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := e.store.NoteBreaker(call, name, state)
+		cancel()
+		if err == nil {
+			e.written[name] = state
+		} else if ctx.Err() == nil {
+			e.log.Warn("cannot write down how a provider is found", "provider", name, "err", err)
 		}
 	}
 }
@@ -64,22 +71,20 @@ func (e *Engine) obey(c *store.Control) {
 	}
 	e.shareRetries(c.Nodes)
 	now := e.store.Now()
-	for _, p := range e.pumps {
-		for _, g := range p.gates {
-			paused, busy := false, time.Time{}
-			for i := range c.Providers {
-				row := &c.Providers[i]
-				if row.Provider != g.Name || row.Node != store.AllNodes {
-					continue
-				}
-				paused = row.Paused
-				if row.BusyUntil != nil && row.BusyUntil.After(now) {
-					busy = e.localTime(*row.BusyUntil)
-				}
+	for name, g := range e.gates {
+		paused, busy := false, time.Time{}
+		for i := range c.Providers {
+			row := &c.Providers[i]
+			if row.Provider != name || row.Node != store.AllNodes {
+				continue
 			}
-			g.set(paused, busy)
-			g.share(c.Nodes)
+			paused = row.Paused
+			if row.BusyUntil != nil && row.BusyUntil.After(now) {
+				busy = e.localTime(*row.BusyUntil)
+			}
 		}
+		g.set(paused, busy)
+		g.share(c.Nodes)
 	}
 }
 

@@ -52,9 +52,10 @@ type Engine struct {
 	settler   *settler
 	lanes     atomic.Pointer[laneState]
 	retries   *rate.Limiter
-	notes     chan note    // of breakers, to be written
-	heldBytes atomic.Int64 // of claimed tasks that are not settled
-	held      sync.Map     // taskName → true: those tasks
+	gates     map[string]*gate  // by the provider's name
+	written   map[string]string // how the providers' breakers are, as the table says; control owns it
+	heldBytes atomic.Int64      // of claimed tasks that are not settled
+	held      sync.Map          // taskName → true: those tasks
 
 	claims      context.Context // ends when no more tasks may be taken or started
 	stopClaims  context.CancelFunc
@@ -95,7 +96,7 @@ func New(cfg Config) (*Engine, error) {
 	e.claims, e.stopClaims = context.WithCancel(context.Background())
 	e.sends, e.stopSends = context.WithCancel(context.Background())
 	e.settler = newSettler(e)
-	e.notes = make(chan note, 100)
+	e.gates, e.written = map[string]*gate{}, map[string]string{}
 	e.lanes.Store(&laneState{weights: store.DefaultWeights})
 	e.retries = rate.NewLimiter(0, 1)
 	e.shareRetries(1)

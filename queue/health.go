@@ -68,7 +68,7 @@ func (e *Engine) Health() Health {
 }
 
 func (g *gate) health(e *Engine, now time.Time) ProviderHealth {
-	h := ProviderHealth{Provider: g.Name, Usable: g.status(now).usable, Breaker: g.breaker.State().String(), InFlight: int(g.inFlight.Load()), Slots: g.slots}
+	h := ProviderHealth{Provider: g.Name, Usable: g.status(now).usable, Breaker: g.breaker.State().String(), Slots: g.slots}
 	if g.bucket != nil {
 		h.Rate = float64(g.bucket.Limit())
 	}
@@ -78,7 +78,7 @@ func (g *gate) health(e *Engine, now time.Time) ProviderHealth {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	h.Paused = g.paused
+	h.Paused, h.InFlight = g.paused, g.inFlight
 	if !g.downSince.IsZero() {
 		h.DownSince = at(g.downSince)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
@@ -45,33 +44,40 @@ const (
 // gate is a provider as this process finds it: whether it may be asked now, and how often. It is safe for concurrent use.
 type gate struct {
 	Provider
-	slots   int
-	bucket  *rate.Limiter // nil: any number
-	breaker *gobreaker.TwoStepCircuitBreaker[any]
-	changed func() // tells the pump that the gate may have opened
-	note    func(state string)
-	log     *slog.Logger
+	slots    int
+	reserved int           // of the slots, for high alone
+	bucket   *rate.Limiter // nil: any number
+	breaker  *gobreaker.TwoStepCircuitBreaker[any]
+	log      *slog.Logger
+	users    []*pump // of the channels that it serves
 
-	inFlight atomic.Int64
-
-	mu        sync.Mutex
-	paused    bool      // by hand
-	busyUntil time.Time // it asked for it
-	downSince time.Time // since when the breaker has not been closed; zero: it is
+	mu         sync.Mutex
+	inFlight   int
+	others     int       // of those, the attempts that are not high's
+	paused     bool      // by hand
+	busyUntil  time.Time // it asked for it
+	sharedBusy time.Time // as the table said last
+	downSince  time.Time // since when the breaker has not been closed; zero: it is
 }
+
+// reserveShare: high has a tenth of the slots to itself, and at least one.
+const reserveShare = 10
 
 var (
 	errAttempt  = errors.New("the attempt failed")
 	errExcluded = errors.New("says nothing of the provider")
 )
 
-func newGate(p Provider, slots int, log *slog.Logger, changed func(), note func(state string)) *gate {
-	g := &gate{Provider: p, slots: slots, log: log, changed: changed, note: note}
+func newGate(p Provider, slots int, log *slog.Logger) *gate {
+	g := &gate{Provider: p, slots: slots, log: log}
 	if p.Limits.Concurrency > 0 {
 		g.slots = p.Limits.Concurrency
 	}
 	if most := p.Traits().Concurrency; most > 0 {
 		g.slots = min(g.slots, most) // more would wait inside the provider, on their send timeout
+	}
+	if g.slots > 1 {
+		g.reserved = (g.slots + reserveShare - 1) / reserveShare
 	}
 	if p.Limits.Rate > 0 {
 		g.bucket = rate.NewLimiter(0, 1)
@@ -91,6 +97,13 @@ func newGate(p Provider, slots int, log *slog.Logger, changed func(), note func(
 		OnStateChange: func(_ string, from, to gobreaker.State) { g.turned(from, to, open) },
 	})
 	return g
+}
+
+// changed tells the pumps that the gate may have opened.
+func (g *gate) changed() {
+	for _, p := range g.users {
+		p.poke()
+	}
 }
 
 // turned is called with the breaker's lock held: it must not ask the breaker.
@@ -116,7 +129,6 @@ func (g *gate) turned(from, to gobreaker.State, open time.Duration) {
 	} else {
 		go g.changed()
 	}
-	g.note(to.String())
 }
 
 // share divides the rate among so many processes.
@@ -143,7 +155,7 @@ type status struct {
 }
 
 func (g *gate) status(now time.Time) status {
-	state := g.breaker.State()
+	state, probes := g.breaker.State(), g.probes()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := status{usable: true, down: g.downSince}
@@ -152,55 +164,96 @@ func (g *gate) status(now time.Time) status {
 		s.usable = false
 	case now.Before(g.busyUntil):
 		s.usable, s.wait = false, g.busyUntil.Sub(now)
-	case state == gobreaker.StateOpen:
+	case state == gobreaker.StateOpen, state == gobreaker.StateHalfOpen && probes <= 0:
 		s.usable = false
 	}
 	return s
 }
 
+// probes is how many attempts a half-open breaker still lets through.
+func (g *gate) probes() int {
+	c := g.breaker.Counts()
+	return breakerProbes - int(c.Requests-c.TotalExclusions)
+}
+
+// places is how many attempts may run beside those that do.
+func (g *gate) places(high bool) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.placesLocked(high)
+}
+
+func (g *gate) placesLocked(high bool) int {
+	if n := g.slots - g.inFlight; high {
+		return n
+	}
+	return min(g.slots-g.inFlight, g.slots-g.reserved-g.others)
+}
+
+// ownPlaces is how many of the places that are high's alone are free.
+func (g *gate) ownPlaces() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.reserved - (g.inFlight - g.others)
+}
+
 // room is how many attempts may begin now.
-func (g *gate) room(now time.Time) int {
-	n := g.slots - int(g.inFlight.Load())
+func (g *gate) room(high bool) int {
+	n := g.places(high)
 	if g.breaker.State() == gobreaker.StateHalfOpen {
-		n = min(n, breakerProbes-int(g.breaker.Counts().Requests))
+		n = min(n, g.probes())
 	}
 	if g.bucket != nil {
-		n = min(n, int(g.bucket.TokensAt(now)))
+		n = min(n, int(g.bucket.Tokens()))
 	}
 	return max(n, 0)
 }
 
-// refill is when room will come by itself.
-func (g *gate) refill(now time.Time) time.Duration {
-	if g.bucket == nil || g.bucket.Limit() == 0 {
-		return gatherWait
+// refill is when room will come by itself; 0: when an attempt ends.
+func (g *gate) refill() time.Duration {
+	if g.bucket == nil || g.bucket.Limit() == 0 || g.places(true) <= 0 {
+		return 0
 	}
 	need := min(float64(g.bucket.Burst()), max(1, float64(g.bucket.Limit())*gatherWait.Seconds()))
-	missing := need - g.bucket.TokensAt(now)
+	missing := need - g.bucket.Tokens()
 	return max(time.Duration(missing/float64(g.bucket.Limit())*float64(time.Second)), time.Millisecond)
 }
 
-// take takes places for attempts, as many as there are, up to n.
-func (g *gate) take(n int, now time.Time) int {
-	for n > 0 {
-		had := g.inFlight.Load()
-		if n = min(n, g.slots-int(had)); n <= 0 {
-			return 0
-		}
-		if g.inFlight.CompareAndSwap(had, had+int64(n)) {
-			break
-		}
+// take takes places and tokens for attempts, as many as there are, up to n. Tokens are spent: ask for those only that will be made.
+func (g *gate) take(n int, high bool) int {
+	g.mu.Lock()
+	n = max(0, min(n, g.placesLocked(high)))
+	g.inFlight += n
+	if !high {
+		g.others += n
 	}
+	g.mu.Unlock()
 	got := n
-	for g.bucket != nil && got > 0 && !g.bucket.AllowN(now, got) {
-		got = min(got-1, int(g.bucket.TokensAt(now)))
+	for g.bucket != nil && got > 0 && !g.bucket.AllowN(time.Now(), got) {
+		got = min(got-1, int(g.bucket.Tokens()))
 	}
-	g.give(n - max(got, 0))
-	return max(got, 0)
+	got = max(got, 0)
+	g.release(n-got, high)
+	return got
 }
 
-// give gives places back.
-func (g *gate) give(n int) { g.inFlight.Add(-int64(n)) }
+// release gives places back that were not used.
+func (g *gate) release(n int, high bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inFlight -= n
+	if !high {
+		g.others -= n
+	}
+}
+
+// give gives places back after attempts, which others may wait for.
+func (g *gate) give(n int, high bool) {
+	g.release(n, high)
+	if len(g.users) > 1 {
+		g.changed()
+	}
+}
 
 // attempt asks the breaker for one attempt. The function that it returns is told once how the attempt ended, or that it has taken too long.
 func (g *gate) attempt() (done func(sender.Verdict), ok bool) {
@@ -219,6 +272,9 @@ func (g *gate) attempt() (done func(sender.Verdict), ok bool) {
 			slow.Stop()
 		}
 		tell(g.judge(v))
+		if g.breaker.State() == gobreaker.StateHalfOpen { // there may be room for another probe
+			g.changed()
+		}
 	}, true
 }
 
@@ -237,20 +293,26 @@ func (g *gate) judge(v sender.Verdict) error {
 func (g *gate) busy(until time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !until.After(g.busyUntil) {
+	if !until.After(g.busyUntil.Add(sameInstant)) {
 		return false
 	}
-	news := !time.Now().Before(g.busyUntil)
 	g.busyUntil = until
 	time.AfterFunc(time.Until(until)+time.Millisecond, g.changed)
-	return news
+	return true
 }
 
-// set obeys what people and other processes have set.
+// sameInstant: instants that come from the database differ by so much when they are the same.
+const sameInstant = 50 * time.Millisecond
+
+// set obeys what people and other processes have set. A rest that the table no longer has, or has shortened, is over.
 func (g *gate) set(paused bool, busyUntil time.Time) {
 	g.mu.Lock()
 	opened := g.paused && !paused
 	g.paused = paused
+	if busyUntil.Before(g.sharedBusy.Add(-sameInstant)) {
+		g.busyUntil, opened = busyUntil, true
+	}
+	g.sharedBusy = busyUntil
 	g.mu.Unlock()
 	if !busyUntil.IsZero() {
 		g.busy(busyUntil)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"tidings/internal/msg"
+	"tidings/internal/policy"
 	"tidings/store"
 )
 
@@ -20,17 +21,17 @@ type pump struct {
 	idleWorkers chan job
 	gates       []*gate // the channel's providers, in their order
 	total       int     // slots of all of them
-	reserved    int     // of those, for high alone
+	skips       bool    // some policy skips messages while the channel is degraded
 
 	credit    [len(msg.Lanes)]int
 	rowBytes  int // size of the biggest row claimed last, to keep claims of big ones small
 	lastClaim time.Time
 	wait      [len(msg.Lanes)]time.Duration // before the next look at a lane that had less than was asked for
 	marks     [len(msg.Lanes)]checkpoint
-	sorted    time.Time // when tasks were last claimed of which most have to wait
-	retryAt   time.Time // when the last of the second and later attempts that were put off will come
+	sorted    time.Time                 // when tasks were last claimed of which most have to wait
+	retryAt   [len(msg.Lanes)]time.Time // when the last of a lane's second and later attempts that were put off will come
 
-	expiry [len(msg.Lanes)]time.Time // how far the scout has looked for expired tasks; it owns them
+	expiry [len(msg.Lanes)]store.DueCursor // how far the scout has looked for expired tasks; it owns them
 
 	mu      sync.Mutex
 	free    int
@@ -66,24 +67,20 @@ func newPump(e *Engine, c Channel) *pump {
 		p.wait[i] = firstWait
 	}
 	for _, provider := range c.Providers {
-		tell := func(state string) {
-			select {
-			case e.notes <- note{provider.Name, state}:
-			default: // written down when it changes the next time
-			}
+		g := e.gates[provider.Name]
+		if g == nil { // a provider that serves several channels has its limits once
+			g = newGate(provider, c.Slots, e.log)
+			e.gates[provider.Name] = g
 		}
-		g := newGate(provider, c.Slots, e.log, p.poke, tell)
+		g.users = append(g.users, p)
 		p.gates, p.total = append(p.gates, g), p.total+g.slots
 	}
 	p.free = p.total
-	if p.total > 1 {
-		p.reserved = (p.total + reserveShare - 1) / reserveShare
+	for _, own := range e.cfg.Policies {
+		p.skips = p.skips || own.Degrade == policy.Skip
 	}
 	return p
 }
-
-// reserveShare: high has a tenth of the slots to itself, and at least one.
-const reserveShare = 10
 
 // lookAt asks for a look at a lane at an instant, or earlier. Any goroutine may call it.
 func (p *pump) lookAt(lane msg.Lane, when time.Time) {
@@ -105,26 +102,15 @@ func (p *pump) poke() {
 	}
 }
 
-// freed gives a lane's slots back.
-func (p *pump) freed(lane msg.Lane, n int) {
+// freed gives slots back.
+func (p *pump) freed(n int) {
 	p.mu.Lock()
 	p.free += n
-	if lane != msg.High {
-		p.others -= n
-	}
 	starved := p.starved
 	p.mu.Unlock()
 	if starved {
 		p.poke()
 	}
-}
-
-// openTo is how many free slots a lane may take. mu is held.
-func (p *pump) openTo(lane msg.Lane) int {
-	if lane == msg.High {
-		return p.free
-	}
-	return max(0, min(p.free, p.total-p.reserved-p.others))
 }
 
 // Reserve grants free slots to tasks that are about to be accepted, unless others of the channel wait before them. While less urgent
@@ -149,7 +135,7 @@ func (e *Engine) Reserve(lane msg.Lane, channel msg.Channel, n int) store.Reserv
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n = min(n, p.openTo(lane))
+	n = min(n, p.free)
 	for l := range p.look {
 		if lanes.paused[l] || (!p.passing[l] && p.look[l].After(now)) {
 			continue
@@ -158,7 +144,7 @@ func (e *Engine) Reserve(lane msg.Lane, channel msg.Channel, n int) store.Reserv
 			return nil
 		}
 		if lane == msg.High {
-			n = min(n, p.reserved-(p.total-p.free-p.others))
+			n = min(n, first.ownPlaces())
 		} else {
 			return nil
 		}
@@ -166,16 +152,13 @@ func (e *Engine) Reserve(lane msg.Lane, channel msg.Channel, n int) store.Reserv
 	if n <= 0 {
 		return nil
 	}
-	if n = min(n, first.room(now)); n > 0 {
-		n = first.take(n, now)
+	if n = min(n, first.room(lane == msg.High)); n > 0 {
+		n = first.take(n, lane == msg.High)
 	}
 	if n <= 0 {
 		return nil
 	}
 	p.free -= n
-	if lane != msg.High {
-		p.others += n
-	}
 	e.workers.Add(1) // Stop waits for the reservation, too
 	return &reservation{p, lane, n}
 }
@@ -198,14 +181,14 @@ func (r *reservation) Start(tasks []store.Task) {
 	}
 	r.pump.start(jobs)
 	if left := r.n - len(tasks); left > 0 {
-		r.pump.gates[0].give(left)
-		r.pump.freed(r.lane, left)
+		r.pump.gates[0].give(left, r.lane == msg.High)
+		r.pump.freed(left)
 	}
 }
 
 func (r *reservation) Release() {
-	r.pump.gates[0].give(r.n)
-	r.pump.freed(r.lane, r.n)
+	r.pump.gates[0].give(r.n, r.lane == msg.High)
+	r.pump.freed(r.n)
 	r.pump.engine.workers.Done()
 }
 
@@ -229,8 +212,8 @@ func (p *pump) worker(j job) {
 	defer rest.Stop()
 	for {
 		p.work(&j)
-		j.via.give(1)
-		p.freed(j.Lane, 1)
+		j.via.give(1, j.Lane == msg.High)
+		p.freed(1)
 		j = job{}
 		p.engine.workers.Done()
 		rest.Reset(workerRest)
@@ -280,71 +263,95 @@ const (
 	wayClosed            // nothing can be done
 )
 
-// wayNow tells what the pump may do, for how many tasks, and if for none, how long to wait for more; 0: until something changes.
+// wayNow tells what the pump may do, for how many tasks of high, which may have the most, and if for none, how long to wait for more;
+// 0: until something changes.
 func (p *pump) wayNow(now time.Time) (w way, room int, wait time.Duration) {
 	chain := p.chain(now)
 	if chain[0].usable {
-		if room = p.gates[0].room(now); room == 0 {
-			wait = p.gates[0].refill(now)
+		if room = p.gates[0].room(true); room == 0 {
+			wait = p.gates[0].refill()
 		}
 		return wayOpen, room, wait
 	}
+	w = wayClosed
 	for i, s := range chain[1:] {
-		if s.usable {
-			room = max(room, p.gates[i+1].room(now))
+		if g := p.gates[i+1]; s.usable {
+			w = waySort
+			if n := g.room(true); n > 0 {
+				room = max(room, min(max(n, leastSort), sortRows))
+			} else if refill := g.refill(); wait == 0 || (refill > 0 && refill < wait) {
+				wait = refill
+			}
 		}
 	}
-	down, since := degradedSince(chain)
-	if down && now.Sub(since) >= p.engine.cfg.DegradeAfter {
-		room = max(room, 1)
-	} else if down {
-		wait = p.engine.cfg.DegradeAfter - now.Sub(since)
+	if down, since := degradedSince(chain); down && p.skips {
+		if rest := p.engine.cfg.DegradeAfter - now.Sub(since); rest <= 0 {
+			w, room = waySort, sortRows
+		} else if wait == 0 || rest < wait {
+			wait = rest
+		}
 	}
-	if room == 0 {
-		return wayClosed, 0, wait
-	}
-	return waySort, sortRows, 0
+	return w, room, wait
 }
 
 // paced is wayNow at the pace at which tasks are sorted. Only the pump's goroutine may ask.
 func (p *pump) paced(now time.Time) (w way, room int, wait time.Duration) {
 	w, room, wait = p.wayNow(now)
-	if rest := sortEvery - now.Sub(p.sorted); w == waySort && rest > 0 {
+	if rest := sortEvery - now.Sub(p.sorted); w == waySort && room > 0 && rest > 0 {
 		return w, 0, rest
 	}
 	return w, room, wait
 }
 
+// roomFor is how many tasks of a lane may be claimed: others than high leave its places free.
+func (p *pump) roomFor(lane msg.Lane, w way, room int) int {
+	if w == wayOpen && lane != msg.High {
+		return min(room, p.gates[0].room(false))
+	}
+	return room
+}
+
 // While most tasks have to wait, so many are claimed each time to find those that need not.
 const (
 	sortRows  = 100
+	leastSort = 10
 	sortEvery = 50 * time.Millisecond
 )
 
-// idle is how long there is nothing to do: until the next look, and not before a slot is free and a provider may be asked.
+// idle is how long there is nothing to do: until the next look at a lane that may have slots, and a provider that may be asked.
 func (p *pump) idle() time.Duration {
 	now := time.Now()
-	_, room, refill := p.paced(now)
+	w, room, refill := p.paced(now)
 	lanes := p.engine.lanes.Load()
+	var may [len(msg.Lanes)]bool
+	for l := range may {
+		may[l] = !lanes.paused[l] && p.roomFor(msg.Lane(l), w, room) > 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := never
+	next, held := never, false
 	for lane, when := range p.look {
-		if !lanes.paused[lane] && when.Before(next) {
+		switch {
+		case lanes.paused[lane]:
+		case !may[lane] && !when.After(now):
+			held = true
+		case when.Before(next):
 			next = when
 		}
 	}
 	wait := next.Sub(now)
-	p.starved = false
+	p.starved = held || p.free == 0
+	if p.starved { // a slot that becomes free, or a provider that is in order again, ends it
+		if refill == 0 || room > 0 {
+			refill = time.Second
+		}
+		wait = min(wait, refill)
+	}
 	switch {
 	case p.engine.heldBytes.Load() > mostHeldBytes:
 		return gatherWait
-	case p.free == 0 || room == 0:
-		p.starved = true
-		if refill == 0 {
-			refill = time.Second // a slot that becomes free, or a provider that is in order again, ends it
-		}
-		return max(wait, min(refill, time.Second))
+	case p.free == 0:
+		return max(wait, time.Millisecond)
 	case p.free < (p.total+3)/4:
 		wait = max(wait, time.Until(p.lastClaim.Add(gatherWait)))
 	}
@@ -354,12 +361,13 @@ func (p *pump) idle() time.Duration {
 // takeDue tells which lanes are due for a look. Their next look is cleared before it happens, so that a wake-up during
 // the look is not lost. Without a free slot they stay due, and so do lanes that are paused.
 func (p *pump) takeDue() (hungry [len(msg.Lanes)]bool) {
+	now := time.Now()
 	lanes := p.engine.lanes.Load()
+	w, room, _ := p.paced(now)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
 	for lane, when := range p.look {
-		if p.openTo(msg.Lane(lane)) > 0 && !when.After(now) && !lanes.paused[lane] {
+		if p.free > 0 && !when.After(now) && !lanes.paused[lane] && p.roomFor(msg.Lane(lane), w, room) > 0 {
 			hungry[lane] = true
 			p.look[lane] = never
 		}
@@ -392,12 +400,7 @@ func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
 			if share == 0 {
 				continue
 			}
-			p.mu.Lock()
-			if lane != msg.High {
-				share = min(share, p.total-p.reserved-p.others)
-			}
-			p.mu.Unlock()
-			if share <= 0 {
+			if share = min(share, p.roomFor(lane, w, share)); share <= 0 {
 				hungry[lane] = false
 				continue
 			}
@@ -485,64 +488,73 @@ func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int, w way) (got 
 		e.log.Warn("dropped a task that has a record already", "msg_id", recorded[i].MsgID, "channel", p.channel.Channel)
 		e.finish(store.Outcome{Task: recorded[i], AlreadyRecorded: true})
 	}
-	if lane != msg.High {
-		p.mu.Lock()
-		p.others += len(tasks) + len(recorded)
-		p.mu.Unlock()
-	}
-	jobs := p.place(tasks, w)
+	jobs := p.place(lane, tasks)
 	p.start(jobs)
 	if unused := len(tasks) + len(recorded) - len(jobs); unused > 0 {
-		p.freed(lane, unused)
+		p.freed(unused)
 	}
 	return len(tasks) + len(recorded), nil
 }
 
 // place finds a provider for each task. Those that may not be sent now are put back for later, or end.
-func (p *pump) place(tasks []store.Task, w way) (jobs []job) {
+func (p *pump) place(lane msg.Lane, tasks []store.Task) (jobs []job) {
 	e, local := p.engine, time.Now()
 	now, chain := e.store.Now(), p.chain(local)
-	places := 0 // at the first provider
-	if w == wayOpen {
-		places = p.gates[0].take(len(tasks), local)
-	}
+	bound := make([][]*store.Task, len(p.gates))
 	for i := range tasks {
 		t := &tasks[i]
-		if wait := p.retryWait(t, local); wait > 0 {
-			e.finish(unsent(t, route{state: msg.Ready, wait: wait}, now))
+		r := chooseRoute(t, e.policy(t), chain, e.cfg.DegradeAfter, now, local)
+		if r.gate >= 0 {
+			if wait := p.retryWait(lane, t); wait > 0 {
+				r = route{gate: -1, state: msg.Ready, wait: wait}
+			}
+		}
+		if r.gate < 0 {
+			e.finish(unsent(t, r, now))
 			continue
 		}
-		r := chooseRoute(t, e.policy(t), chain, e.cfg.DegradeAfter, now, local)
-		switch {
-		case r.gate == 0 && places > 0:
-			places--
-			jobs = append(jobs, job{*t, p.gates[0]})
-		case r.gate >= 0 && p.gates[r.gate].take(1, local) == 1:
-			jobs = append(jobs, job{*t, p.gates[r.gate]})
-		case r.gate >= 0: // no room: soon
-			e.finish(unsent(t, route{state: msg.Ready, wait: roomWait}, now))
-		default:
-			e.finish(unsent(t, r, now))
+		bound[r.gate] = append(bound[r.gate], t)
+	}
+	for i, g := range p.gates {
+		places := g.take(len(bound[i]), lane == msg.High)
+		for k, t := range bound[i] {
+			if k < places {
+				jobs = append(jobs, job{*t, g})
+			} else { // no room: soon
+				e.finish(unsent(t, route{state: msg.Ready, wait: roomWait}, now))
+			}
 		}
 	}
-	p.gates[0].give(places)
 	return jobs
 }
 
 // roomWait is how long a task is put off that was claimed and found no room at its provider.
 const roomWait = 100 * time.Millisecond
 
-// retryWait keeps second and later attempts under their rate: what is too much is put off, each a little later than the one before, so that
-// they come back one by one. 0: the attempt may be made.
-func (p *pump) retryWait(t *store.Task, now time.Time) time.Duration {
-	if t.Attempt <= 1 || p.engine.retries.AllowN(now, 1) {
+// retryWait keeps second and later attempts under their rate. What is too much is put off, a lane's tasks one after the other by what its
+// share of the rate allows, so that they come back one by one. High may use up what the others have to leave. 0: the attempt may be made.
+func (p *pump) retryWait(lane msg.Lane, t *store.Task) time.Duration {
+	if t.Attempt <= 1 {
 		return 0
 	}
-	if p.retryAt.Before(now) {
-		p.retryAt = now
+	e := p.engine
+	keep := float64(e.retries.Burst()) * 3 / 10
+	if lane == msg.High || e.retries.Burst() == 1 {
+		keep = 0
 	}
-	p.retryAt = p.retryAt.Add(time.Duration(float64(time.Second) / float64(p.engine.retries.Limit())))
-	return max(p.retryAt.Sub(now), time.Millisecond)
+	now := time.Now()
+	if e.retries.Tokens() >= 1+keep && e.retries.AllowN(now, 1) {
+		return 0
+	}
+	weights, all := e.lanes.Load().weights, 0
+	for _, w := range weights {
+		all += w
+	}
+	if p.retryAt[lane].Before(now) {
+		p.retryAt[lane] = now
+	}
+	p.retryAt[lane] = p.retryAt[lane].Add(time.Duration(float64(time.Second) / float64(e.retries.Limit()) * float64(all) / float64(weights[lane])))
+	return max(p.retryAt[lane].Sub(now), time.Millisecond)
 }
 
 // checkpoint bounds a lane's looks from below. While somebody holds an old snapshot (a backup, a long SELECT), InnoDB keeps

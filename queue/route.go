@@ -42,7 +42,8 @@ func chooseRoute(t *store.Task, p policy.Policy, chain []status, degradeAfter ti
 	if down, since := degradedSince(chain); p.Degrade == policy.Skip && down && local.Sub(since) >= degradeAfter {
 		return route{gate: -1, state: msg.Skipped, why: fmt.Sprintf("skipped: no provider of %s had been in order for %v", t.Channel, degradeAfter)}
 	}
-	wait := min(max(chain[0].wait, leastDefer), mostDefer)
+	// The longer it has waited, the more seldom it is looked at.
+	wait := min(max(chain[0].wait, now.Sub(t.Due)/4, leastDefer), mostDefer)
 	return route{gate: -1, state: msg.Ready, wait: wait + time.Duration(spread(t)*float64(wait)/5)}
 }
 

@@ -51,7 +51,7 @@ func TestRoute(t *testing.T) {
 			for _, left := range []time.Duration{time.Hour, 0, -time.Second} {
 				t.Run(fmt.Sprintf("%s, %s, %v left", tt.chain, category, left), func(t *testing.T) {
 					t.Parallel()
-					task := store.Task{MsgID: 7, Channel: msg.SMS, Category: category, Attempt: 1, Expire: now.Add(left)}
+					task := store.Task{MsgID: 7, Channel: msg.SMS, Category: category, Attempt: 1, Due: now, Expire: now.Add(left)}
 					r := chooseRoute(&task, policy.Defaults()[category], tt.found, 30*time.Second, now, local)
 					want, gate := want, -1
 					if left <= 0 {

@@ -70,7 +70,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		if s.random.IntN(2) == 0 {
 			limits.Slow = 500 * time.Millisecond
 		}
-		s.gates = append(s.gates, newGate(Provider{Name: strconv.Itoa(i), Provider: nothing{}, Limits: limits}, 10, slog.New(slog.DiscardHandler), func() {}, func(string) {}))
+		s.gates = append(s.gates, newGate(Provider{Name: strconv.Itoa(i), Provider: nothing{}, Limits: limits}, 10, slog.New(slog.DiscardHandler)))
 	}
 	s.mood = make([]mood, len(s.gates))
 	return s
@@ -118,7 +118,7 @@ func (s *simulation) begin(t *simulated) {
 	t.Attempt++ // the claim counts
 	t.Status = msg.Sending
 	r := chooseRoute(&t.Task, s.policy(t.Category), chain, 30*time.Second, now, now)
-	if r.gate >= 0 && s.gates[r.gate].take(1, now) == 0 {
+	if r.gate >= 0 && s.gates[r.gate].take(1, true) == 0 {
 		r = route{gate: -1, state: msg.Ready, wait: roomWait}
 	}
 	if r.gate < 0 {
@@ -130,7 +130,7 @@ func (s *simulation) begin(t *simulated) {
 	}
 	done, ok := s.gates[r.gate].attempt()
 	if !ok {
-		s.gates[r.gate].give(1)
+		s.gates[r.gate].give(1, true)
 		s.apply(t, unsent(&t.Task, route{state: msg.Ready, wait: leastDefer}, now))
 		return
 	}
@@ -152,7 +152,7 @@ func (s *simulation) begin(t *simulated) {
 	}
 	if !s.calm && s.random.IntN(60) == 0 { // the process dies during the attempt
 		t.orphaned = true
-		s.gates[r.gate].give(1)
+		s.gates[r.gate].give(1, true)
 		done(t.verdict)
 	}
 }
@@ -162,7 +162,7 @@ const busyBound = 10_000
 
 func (s *simulation) end(t *simulated) {
 	t.done(t.verdict)
-	s.gates[t.via].give(1)
+	s.gates[t.via].give(1, true)
 	now := time.Now()
 	if t.verdict.Kind == sender.Busy {
 		s.gates[t.via].busy(now.Add(max(t.verdict.RetryAfter, leastBusyWait)))

@@ -45,9 +45,12 @@ func (p *pump) work(j *job) {
 		e.finish(giveBack(t, now))
 		return
 	}
-	policy, started := e.policy(t), time.Now()
+	own, started := e.policy(t), time.Now()
 	m, failed := p.message(t)
 	r := result{Provider: j.via.Name, Traits: j.via.Traits()}
+	if own.Degrade == policy.Switch { // the next attempt may go to a provider that does not know this one's key
+		r.Traits.Repeatable = p.traits().Repeatable
+	}
 	if failed != nil {
 		r.Verdict = *failed
 	} else {
@@ -63,12 +66,13 @@ func (p *pump) work(j *job) {
 		}
 		cancel()
 		done(r.Verdict)
-		if r.Kind == sender.Busy {
+		if r.Kind == sender.Busy && !r.Traits.Destinations {
 			e.stayAway(j.via, r.RetryAfter)
+			r.RetryAfter = leastBusyWait // the provider rests, not the task: another one may take it
 		}
 	}
 	r.Latency = time.Since(started)
-	o := decide(t, r, policy, e.store.Now())
+	o := decide(t, r, own, e.store.Now())
 	p.log(t, r, o)
 	e.finish(o)
 }
@@ -76,7 +80,7 @@ func (p *pump) work(j *job) {
 // stayAway keeps every process from asking a provider that is busy.
 func (e *Engine) stayAway(g *gate, wait time.Duration) {
 	wait = min(max(cmp.Or(wait, busyWait), leastBusyWait), mostBusy)
-	if g.Traits().Destinations || !g.busy(time.Now().Add(wait)) {
+	if !g.busy(time.Now().Add(wait)) {
 		return
 	}
 	e.log.Warn("a provider is busy", "provider", g.Name, "for", wait)

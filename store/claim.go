@@ -36,7 +36,7 @@ const (
 		STRAIGHT_JOIN %[1]s AS task ON task.msg_id = free.msg_id AND task.channel = free.channel
 		SET task.status = 1, task.owner = ?, task.next_time = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND, task.modify_time = UTC_TIMESTAMP(3)`
 	sqlLookExpired = `SELECT /* tidings:look-expired */ msg_id, attempt, next_time, expire_time, provider FROM %s FORCE INDEX (idx_ready)
-		WHERE channel = ? AND status = 0 AND next_time <= UTC_TIMESTAMP(3) AND next_time >= ? ORDER BY next_time LIMIT ?`
+		WHERE channel = ? AND status = 0 AND next_time <= UTC_TIMESTAMP(3) AND next_time >= ? AND (next_time > ? OR msg_id > ?) ORDER BY next_time, msg_id LIMIT ?`
 	sqlNextDue = `SELECT /* tidings:next-due */ next_time FROM %s FORCE INDEX (idx_ready)
 		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) ORDER BY next_time LIMIT 1`
 	sqlMine = `SELECT /* tidings:mine */ ` + taskColumns + ` FROM %s WHERE msg_id IN (%s) AND channel = ? AND owner = ? ORDER BY msg_id`
@@ -244,12 +244,13 @@ func (s *Store) recorded(ctx context.Context, channel msg.Channel, tasks []Task)
 // expireRows is how many due tasks a call of ClaimExpired goes through.
 const expireRows = 5000
 
-// ClaimExpired takes tasks that are due and whose time is over, among those that are due from an instant on: expireRows of them, and
-// where to go on; zero: at the beginning.
-func (s *Store) ClaimExpired(ctx context.Context, lane msg.Lane, channel msg.Channel, from time.Time) (tasks []Task, next time.Time, err error) {
-	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(sqlLookExpired, queueTable(lane)), channel, earliest(from), expireRows)
+// ClaimExpired takes tasks that are due and whose time is over, among expireRows that lie behind a place in the order of next_time. It
+// tells where to go on; zero: at the beginning.
+func (s *Store) ClaimExpired(ctx context.Context, lane msg.Lane, channel msg.Channel, after DueCursor) (tasks []Task, next DueCursor, err error) {
+	from := earliest(after.Due)
+	rows, err := s.db.QueryContext(ctx, fmt.Sprintf(sqlLookExpired, queueTable(lane)), channel, from, from, after.MsgID, expireRows)
 	if err != nil {
-		return nil, from, public(err)
+		return nil, after, public(err)
 	}
 	defer rows.Close()
 	var seen []Task
@@ -257,18 +258,18 @@ func (s *Store) ClaimExpired(ctx context.Context, lane msg.Lane, channel msg.Cha
 	for len(seen) < claimExpired && rows.Next() {
 		t := Task{Lane: lane, Channel: channel}
 		if err := rows.Scan(&t.MsgID, &t.Attempt, &t.Next, &t.Expire, &t.Provider); err != nil {
-			return nil, from, public(err)
+			return nil, after, public(err)
 		}
 		examined++
-		if next = t.Next; !now.Before(t.Expire) {
+		if next = (DueCursor{t.Next, t.MsgID}); !now.Before(t.Expire) {
 			seen = append(seen, t)
 		}
 	}
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return nil, from, public(err)
+		return nil, after, public(err)
 	}
-	if (examined < expireRows && len(seen) < claimExpired) || next.Equal(from) {
-		next = time.Time{}
+	if examined < expireRows && len(seen) < claimExpired {
+		next = DueCursor{}
 	}
 	if len(seen) == 0 {
 		return nil, next, nil

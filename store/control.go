@@ -53,7 +53,8 @@ const (
 		ON DUPLICATE KEY UPDATE weight = VALUES(weight), paused = VALUES(paused), reason = VALUES(reason), modify_by = VALUES(modify_by), modify_time = VALUES(modify_time)`
 	sqlLockLane      = `SELECT /* tidings:lane-lock */ lane, weight, paused, reason, modify_by, modify_time FROM t_lane WHERE lane = ? FOR UPDATE`
 	sqlPauseProvider = `INSERT /* tidings:provider-pause */ INTO t_provider_state (provider, node, paused, reason, modify_by, modify_time) VALUES (?, 65535, ?, ?, ?, UTC_TIMESTAMP(3))
-		ON DUPLICATE KEY UPDATE paused = VALUES(paused), reason = VALUES(reason), modify_by = VALUES(modify_by), modify_time = VALUES(modify_time)`
+		ON DUPLICATE KEY UPDATE paused = VALUES(paused), busy_until = IF(VALUES(paused) = 1, busy_until, NULL), reason = VALUES(reason),
+		modify_by = VALUES(modify_by), modify_time = VALUES(modify_time)`
 	sqlBusyProvider = `INSERT /* tidings:provider-busy */ INTO t_provider_state (provider, node, busy_until, modify_time) VALUES (?, 65535, ?, UTC_TIMESTAMP(3))
 		ON DUPLICATE KEY UPDATE busy_until = GREATEST(COALESCE(busy_until, VALUES(busy_until)), VALUES(busy_until)), modify_time = VALUES(modify_time)`
 	sqlBreaker = `INSERT /* tidings:provider-breaker */ INTO t_provider_state (provider, node, breaker, breaker_time, modify_time) VALUES (?, ?, ?, UTC_TIMESTAMP(3), UTC_TIMESTAMP(3))
@@ -118,7 +119,7 @@ func (s *Store) SetLane(ctx context.Context, by string, lane msg.Lane, change fu
 	return row, public(err)
 }
 
-// PauseProvider stops a provider from being asked, or lets it be asked again, by every process within a second.
+// PauseProvider stops a provider from being asked, or lets it be asked again even if it has asked for a rest, by every process within a second.
 func (s *Store) PauseProvider(ctx context.Context, by, provider, reason string, paused bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()

@@ -97,7 +97,7 @@ func TestClaimExpired(t *testing.T) {
 		want[accepted[i].MsgID] = true
 	}
 	run(t, db, "UPDATE t_msg_queue_middle SET next_time = next_time - INTERVAL (1500 - msg_id % 1500) SECOND WHERE msg_id > 0")
-	var from time.Time
+	var from store.DueCursor
 	got := 0
 	for range 10 {
 		tasks, next, err := s.ClaimExpired(ctx, msg.Middle, msg.Log, from)
@@ -111,7 +111,7 @@ func TestClaimExpired(t *testing.T) {
 			delete(want, task.MsgID)
 			got++
 		}
-		if from = next; from.IsZero() && len(want) == 0 {
+		if from = next; from.MsgID == 0 && len(want) == 0 {
 			break
 		}
 	}
@@ -121,4 +121,34 @@ func TestClaimExpired(t *testing.T) {
 	if n := count(t, db, "SELECT COUNT(*) FROM t_msg_queue_middle WHERE status = 0 AND msg_id > 0"); n != 750 {
 		t.Errorf("%d tasks wait, want 750", n)
 	}
+}
+
+// Thousands that are due at one instant and have not expired do not hide one that has.
+func TestClaimExpiredBehindTies(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	db, ctx := raw(t, dsn), context.Background()
+	var batch []store.Message
+	for range 6000 {
+		batch = append(batch, *message(""))
+	}
+	if _, errs := s.EnqueueBatch(ctx, batch); errors.Join(errs...) != nil {
+		t.Fatal(errs)
+	}
+	run(t, db, "UPDATE t_msg_queue_middle SET next_time = UTC_TIMESTAMP(3) - INTERVAL 10 SECOND, expire_time = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR WHERE msg_id > 0")
+	id := enqueue(t, s, message("")).MsgID
+	run(t, db, "UPDATE t_msg_queue_middle SET next_time = UTC_TIMESTAMP(3) - INTERVAL 5 SECOND, expire_time = UTC_TIMESTAMP(3) - INTERVAL 1 SECOND WHERE msg_id = ?", id)
+	var from store.DueCursor
+	for range 5 {
+		tasks, next, err := s.ClaimExpired(ctx, msg.Middle, msg.Log, from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(tasks) == 1 && tasks[0].MsgID == id {
+			return
+		}
+		from = next
+	}
+	t.Error("it was not found")
 }

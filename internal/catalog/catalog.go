@@ -91,8 +91,8 @@ func (c *Catalog) compile(t *store.Template) (*Version, error) {
 	}
 	v := &Version{Template: t, Set: set}
 	if t.Policy != nil {
-		if err := json.Unmarshal([]byte(*t.Policy), &v.own); err != nil {
-			return nil, fmt.Errorf("policy of template %s, version %d: %w", t.ID, t.Version, err)
+		if json.Unmarshal([]byte(*t.Policy), &v.own) != nil { // somebody has changed it by hand: the category's holds
+			v.own = policy.Settings{}
 		}
 	}
 	c.compiled.Add(k, v)

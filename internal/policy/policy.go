@@ -223,7 +223,7 @@ func (s *Settings) UnmarshalJSON(data []byte) error {
 		s.Retry = append(s.Retry, duration("retry", wait))
 	}
 	if t.Expiry != "" {
-		s.Expiry = duration("expiry", t.Expiry)
+		s.Expiry = max(duration("expiry", t.Expiry), 1) // none at all is too short, not unset
 	}
 	if t.UnknownWait != "" {
 		wait := duration("unknown_wait", t.UnknownWait)
