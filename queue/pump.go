@@ -35,7 +35,6 @@ type pump struct {
 
 	mu      sync.Mutex
 	free    int
-	others  int                       // slots in use that are not high's
 	starved bool                      // the pump waits for slots: a worker that ends is to wake it
 	look    [len(msg.Lanes)]time.Time // when each lane is to be looked at next; far ahead: when somebody says so
 	passing [len(msg.Lanes)]bool      // the pump is looking at the lane
