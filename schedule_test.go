@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,7 +49,9 @@ func TestRotationUnderFire(t *testing.T) {
 	for client := range 12 {
 		clients.Go(func() { d.write(t, client, addresses, stop) })
 	}
-	var hurt []time.Time // what was sent shortly before may be sent twice
+	// What was sent shortly before a process or the database was hurt may be sent twice; and a process that is woken in the middle of a
+	// send, after its lease, finishes it, though another has sent the message meanwhile.
+	var hurt, woken []time.Time
 	until := time.Now().Add(time.Duration(rounds(t, "CRASH_ROTATION_SECONDS", 25)) * time.Second)
 	for round := 0; time.Now().Before(until); round++ {
 		time.Sleep(time.Second + time.Duration(random.Int64N(int64(2*time.Second))))
@@ -61,6 +64,7 @@ func TestRotationUnderFire(t *testing.T) {
 		case 1: // longer than its lease, and than a slot
 			processes[victim].cmd.Process.Signal(syscall.SIGSTOP)
 			time.Sleep(12 * time.Second)
+			woken = append(woken, time.Now())
 			processes[victim].cmd.Process.Signal(syscall.SIGCONT)
 		case 3:
 			killDatabase(t, db)
@@ -68,7 +72,7 @@ func TestRotationUnderFire(t *testing.T) {
 	}
 	close(stop)
 	clients.Wait()
-	d.check(t, db, dirs[:], hurt)
+	d.check(t, db, dirs[:], hurt, woken)
 }
 
 // write sends messages that are due within a slot, in the ring, or after it, and cancels or reschedules some.
@@ -123,7 +127,7 @@ func change(url, id, what, body string) (status int, answer map[string]any) {
 	return res.StatusCode, answer
 }
 
-func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt []time.Time) {
+func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt, woken []time.Time) {
 	t.Helper()
 	view := openDB(t, db)
 	await(t, "an end for every message", 2*time.Minute, func() bool {
@@ -152,7 +156,8 @@ func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt []ti
 			t.Fatal(err)
 		}
 		found[id] = true
-		sent := times[id]
+		sent := times[id] // of several processes
+		slices.SortFunc(sent, time.Time.Compare)
 		switch {
 		case n != 1 || (status != 3 && status != 7):
 			t.Errorf("%s has %d rows, status %d", id, n, status)
@@ -163,8 +168,8 @@ func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt []ti
 			t.Errorf("%s was sent at %v, due %v", id, sent[0], due)
 		case len(sent) > 1:
 			twice++
-			if !shortlyBefore(sent[0], hurt) {
-				t.Errorf("%s was sent %d times, first at %v, far from any kill", id, len(sent), sent[0])
+			if !shortlyBefore(sent[0], hurt) && !shortlyAfter(sent[1:], woken) {
+				t.Errorf("%s was sent at %v, far from any kill", id, sent)
 			}
 		}
 	}
@@ -184,6 +189,15 @@ func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt []ti
 	if len(d.accepted) < 1000 {
 		t.Errorf("only %d messages were accepted: the test shows little", len(d.accepted))
 	}
+}
+
+func shortlyAfter(sends, woken []time.Time) bool {
+	for _, at := range woken {
+		if slices.ContainsFunc(sends, func(sent time.Time) bool { d := sent.Sub(at); return d >= 0 && d <= time.Second }) {
+			return true
+		}
+	}
+	return false
 }
 
 // The database is away when 10,000 messages become due. Afterwards they are sent, those that have expired are not, and none is sent twice.
