@@ -343,6 +343,9 @@ func TestFastRetry(t *testing.T) {
 	}
 	b.send(t, 1, of(msg.Notification, msg.Middle, msg.SMS), func(m *store.Message) { m.Tasks[0].Receiver = "left" })
 	b.await(t, 1, "t_msg_record WHERE status = 3 AND attempt = 2")
+	if n := asked.Load(); n != 4 {
+		t.Errorf("asked %d times, want 4: once in each attempt that had left", n)
+	}
 }
 
 // A paused lane sends nothing on any node within a second, what expires in it ends, the others go on; weights change as they are set.
