@@ -46,22 +46,25 @@ func TestSteering(t *testing.T) {
 	refused("between 1 and 1000", "lane", "weight", "low", "0")
 	refused("between 1 and 1000", "lane", "weight", "low", "much")
 	refused(`no provider "none"`, "provider", "pause", "none")
-	time.Sleep(1200 * time.Millisecond)
+	var body []byte
+	await(t, "all that was set", 2*time.Second, func() bool {
+		res, err := http.Get(p.url + "/readyz?verbose")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		body, _ = io.ReadAll(res.Body)
+		return strings.Contains(string(body), `"provider":"spare","usable":false,"paused":true`)
+	})
+	for _, want := range []string{`"lane":"middle","weight":20,"paused":true`, `"lane":"low","weight":30`, `"provider":"log","usable":true`, `"rate":500`, `"slots":40`} {
+		if !strings.Contains(string(body), want) {
+			t.Errorf("readyz has no %s: %s", want, body)
+		}
+	}
 	_, answer, _ := post(p.url, `{"channels":["log"],"to":"x","text":"hi"}`)
 	id := answer["msg_id"].(string)
 	if status := statusOf(t, p.url, id, "1s"); status != "dispatched" {
 		t.Errorf("in a paused lane: %s", status)
-	}
-	res, err := http.Get(p.url + "/readyz?verbose")
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, _ := io.ReadAll(res.Body)
-	res.Body.Close()
-	for _, want := range []string{`"lane":"middle","weight":20,"paused":true`, `"provider":"log","usable":true`, `"rate":500`, `"provider":"spare","usable":false,"paused":true`, `"slots":40`} {
-		if !strings.Contains(string(body), want) {
-			t.Errorf("readyz has no %s: %s", want, body)
-		}
 	}
 	command("middle", "lane", "resume", "middle")
 	if status := statusOf(t, p.url, id, "10s"); status != "success" {

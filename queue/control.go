@@ -23,20 +23,24 @@ func (e *Engine) control(ctx context.Context) {
 	every := time.NewTicker(controlEvery)
 	defer every.Stop()
 	for {
-		call, cancel := context.WithTimeout(ctx, 5*time.Second)
-		c, err := e.store.Control(call)
-		cancel()
-		if err == nil {
-			e.obey(&c)
-		} else if ctx.Err() == nil {
-			e.log.Warn("cannot read how lanes and providers are steered: they go on as before", "err", err)
-		}
 		e.noteBreakers(ctx)
 		select {
 		case <-every.C:
+			e.readControl(ctx)
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+func (e *Engine) readControl(ctx context.Context) {
+	call, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c, err := e.store.Control(call)
+	if err == nil {
+		e.obey(&c)
+	} else if ctx.Err() == nil {
+		e.log.Warn("cannot read how lanes and providers are steered: they go on as before", "err", err)
 	}
 }
 

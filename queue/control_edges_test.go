@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"tidings/internal/catalog"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
+	"tidings/internal/testdb"
 	"tidings/queue"
 	"tidings/sender"
 	"tidings/store"
@@ -271,4 +273,51 @@ func TestBreakersAreWrittenAtTheStart(t *testing.T) {
 	e.Start()
 	defer e.Stop(context.Background())
 	b.await(t, 1, "t_provider_state WHERE provider = 'a' AND breaker = 'closed'")
+}
+
+// What is paused when a process starts is not sent in the moment before it learns of it.
+func TestPausedAtTheStart(t *testing.T) {
+	t.Parallel()
+	b := setup(t, &script{}, only)
+	ctx := context.Background()
+	if _, err := b.store.SetLane(ctx, "ops", msg.Low, func(row *store.LaneControl) { row.Paused = true }); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.store.PauseProvider(ctx, "ops", "mail", "", true); err != nil {
+		t.Fatal(err)
+	}
+	b.send(t, 50, of(msg.Marketing, msg.Low, msg.SMS))
+	b.send(t, 50, of(msg.Notification, msg.Middle, msg.Email))
+	b.send(t, 1, of(msg.Notification, msg.Middle, msg.SMS))
+	p, mail := &scripted{send: success}, &scripted{send: success}
+	setup(t, &script{}, only, chain(msg.SMS, queue.Provider{Name: "a", Provider: p}), chain(msg.Email, queue.Provider{Name: "mail", Provider: mail}),
+		func(sc *store.Config, _ *queue.Config) { sc.DSN = b.dsn })
+	b.await(t, 1, "t_msg_record WHERE priority = 'middle' AND status = 3")
+	if n, m := len(p.log()), len(mail.log()); n != 1 || m != 0 {
+		t.Errorf("%d and %d were sent, want 1 and 0", n, m)
+	}
+}
+
+// A template's policy lies over its category's when its messages are sent: this one buries what may have been sent.
+func TestTemplatePolicyIsObeyed(t *testing.T) {
+	t.Parallel()
+	p := &scripted{send: func(context.Context, *sender.Message) sender.Verdict {
+		return sender.Verdict{Kind: sender.Unknown, Text: "no answer"}
+	}}
+	dsn := testdb.New(t)
+	templates := catalog.New(testdb.Open(t, store.Config{DSN: dsn}))
+	b := setup(t, &script{}, only, chain(msg.SMS, queue.Provider{Name: "a", Provider: p}),
+		func(sc *store.Config, qc *queue.Config) { sc.DSN, qc.Templates = dsn, templates })
+	own := `{"unknown":"dead_letter"}`
+	template := &store.Template{SourceID: "default", ID: "code", Channel: msg.SMS, Content: "hi", Policy: &own, Status: store.TemplateNormal}
+	if err := b.store.CreateTemplate(context.Background(), "ops", template); err != nil {
+		t.Fatal(err)
+	}
+	b.send(t, 1, of(msg.Verification, msg.High, msg.SMS), func(m *store.Message) {
+		m.Content, m.TemplateID, m.Tasks[0].TemplateVersion = nil, "code", 1
+	})
+	b.await(t, 1, "t_msg_dead WHERE attempt = 1 AND template_id = 'code'")
+	if n := len(p.log()); n != 1 {
+		t.Errorf("asked %d times, want once", n)
+	}
 }

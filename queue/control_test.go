@@ -446,7 +446,7 @@ func TestReservedSlots(t *testing.T) {
 	<-stopped
 }
 
-// A template's policy lies over its category's: other waits, other ends.
+// Health tells what a process works with.
 func TestHealthTells(t *testing.T) {
 	t.Parallel()
 	p := &scripted{send: success}

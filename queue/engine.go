@@ -115,8 +115,9 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// Start begins to claim and send.
+// Start begins to claim and send, once it knows what is paused.
 func (e *Engine) Start() {
+	e.readControl(e.claims)
 	for _, p := range e.pumps {
 		e.loops.Go(func() { p.run(e.claims) })
 	}

@@ -403,7 +403,7 @@ func (p *pump) pass(ctx context.Context, hungry [len(msg.Lanes)]bool) {
 				hungry[lane] = false
 				continue
 			}
-			got, err := p.claim(ctx, lane, share, w)
+			got, err := p.claim(ctx, lane, share)
 			budget -= got
 			if err != nil {
 				hungry[lane], full[lane] = false, false
@@ -463,7 +463,7 @@ func (p *pump) pause(lane msg.Lane, got int) time.Duration {
 }
 
 // claim takes tasks of a lane and starts a worker for each that may be sent now.
-func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int, w way) (got int, err error) {
+func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, err error) {
 	e := p.engine
 	// A claim that has begun is carried through: rows of ours that nobody knows of would be taken for lost ones.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.store.Lease())
