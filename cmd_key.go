@@ -70,7 +70,7 @@ func (a *app) withStore(cmd *cobra.Command, do func(context.Context, *store.Stor
 	if _, err := store.Migrate(ctx, store.Config{DSN: dsn, Log: quiet}); err != nil {
 		return err
 	}
-	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 4, Version: version, Log: quiet})
+	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 4, Version: version, Command: true, Log: quiet})
 	if err != nil {
 		return err
 	}

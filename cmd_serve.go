@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,10 @@ import (
 
 	"tidings/internal/admit"
 	"tidings/internal/catalog"
+	"tidings/internal/explain"
+	"tidings/internal/metrics"
 	"tidings/internal/msg"
+	"tidings/internal/policy"
 	"tidings/queue"
 	"tidings/sender"
 	"tidings/server"
@@ -67,10 +71,11 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		log.Info("channel", "channel", c.Channel, "providers", names)
 	}
 	var engine *queue.Engine
+	counters := metrics.New(fullVersion(), commit)
 	st, err := store.Open(ctx, store.Config{
 		DSN: dsn, Connections: cfg.MySQL.Connections, Lease: cfg.Queue.Lease, IdempotencyTTL: cfg.Idempotency.TTL,
 		Delay:   store.DelayConfig{Slot: cfg.Delay.Slot, Slots: cfg.Delay.Slots, Shards: cfg.Delay.Shards, Lead: cfg.Delay.Lead},
-		Version: version, Log: log, Wake: func(l msg.Lane, c msg.Channel, due time.Time) { engine.Wake(l, c, due) },
+		Version: version, Log: log, Metrics: counters, Wake: func(l msg.Lane, c msg.Channel, due time.Time) { engine.Wake(l, c, due) },
 		Reserve: func(l msg.Lane, c msg.Channel, n int) store.Reservation { return engine.Reserve(l, c, n) },
 	})
 	if err != nil {
@@ -89,9 +94,17 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		return err
 	}
 	templates := catalog.New(st)
+	alarm, closeAlarm, err := openAlarm(cfg)
+	if err != nil {
+		return err
+	}
+	defer closeAlarm()
+	if alarm == nil {
+		log.Info("nobody is told of dead letters but in this log: see alarm in the configuration")
+	}
 	engine, err = queue.New(queue.Config{
 		Store: st, Channels: channels, Policies: policies, Templates: templates, SendTimeout: cfg.Queue.SendTimeout, SettleBudget: cfg.Queue.SettleBudget, Log: log,
-		Retries: cfg.Retry.MaxPerSecond, DegradeAfter: cfg.DegradeAfter,
+		Retries: cfg.Retry.MaxPerSecond, DegradeAfter: cfg.DegradeAfter, Alarm: alarm, Metrics: counters,
 	})
 	if err != nil {
 		return err
@@ -108,7 +121,7 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	}
 	api := server.New(server.Config{
 		Store: st, Version: version, Log: log, Review: cfg.Templates.Review, Health: func() any { return engine.Health() },
-		Provider: func(name string) bool { _, ok := cfg.Providers[name]; return ok },
+		Provider: func(name string) bool { _, ok := cfg.Providers[name]; return ok }, Explain: explainer(cfg, st, policies, templates), Metrics: counters,
 		Admit: &admit.Admitter{
 			Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now, Templates: templates.Usable,
 			Frequency: limits.limits, Region: cfg.Phone.Region,
@@ -181,6 +194,45 @@ func openProvider(name string, cfg *Config) (sender.Provider, error) {
 		return nil, fmt.Errorf("providers.%s: %w", name, err)
 	}
 	return p, nil
+}
+
+// openAlarm makes the provider that tells people of dead letters; nil: none is configured.
+func openAlarm(cfg *Config) (*queue.Alarm, func(), error) {
+	name := cfg.Alarm.Provider
+	if name == "" {
+		return nil, func() {}, nil
+	}
+	p, err := openProvider(name, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	kind, _ := cfg.Providers[name]["type"].(string)
+	limits, _, _ := providerLimits(cfg.Providers[name]) // checked with the configuration
+	digest, _ := digestAt(cfg.Alarm.DigestAt)           // the same
+	a := &queue.Alarm{
+		Name: name, Provider: p, Channel: sender.ChannelOf(kind), Receiver: cfg.Alarm.Receiver, Every: cfg.Alarm.Every, DigestAt: digest, Timeout: limits.Timeout,
+	}
+	if checker, ok := p.(sender.ReceiverChecker); ok {
+		if a.Receiver, err = checker.CheckReceiver(a.Receiver); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("alarm.receiver: %w", err), p.Close())
+		}
+	}
+	return a, func() { p.Close() }, nil
+}
+
+// explainer knows the channels' providers as they are configured.
+func explainer(cfg *Config, st *store.Store, policies *policy.Set, templates *catalog.Catalog) *explain.Explainer {
+	return &explain.Explainer{
+		Store: st, DegradeAfter: cfg.DegradeAfter,
+		Policy: func(ctx context.Context, t *store.Task) policy.Policy { return templates.Policy(ctx, policies, t) },
+		Chain: func(c msg.Channel) (chain []explain.Provider) {
+			for _, name := range cfg.Channels[c.String()].Providers {
+				limits, _, _ := providerLimits(cfg.Providers[name])
+				chain = append(chain, explain.Provider{Name: name, Rate: limits.Rate, BreakerOpen: cmp.Or(limits.BreakerOpen, queue.DefaultBreakerOpen)})
+			}
+			return chain
+		},
+	}
 }
 
 // receivers asks the providers that know their receivers.

@@ -59,6 +59,12 @@ type Config struct {
 		MaxPerSecond float64 `mapstructure:"max_per_second"`
 	} `mapstructure:"retry"`
 	DegradeAfter time.Duration `mapstructure:"degrade_after"`
+	Alarm        struct {
+		Provider string        `mapstructure:"provider"`
+		Receiver string        `mapstructure:"receiver"`
+		Every    time.Duration `mapstructure:"every"`
+		DigestAt string        `mapstructure:"digest_at"`
+	} `mapstructure:"alarm"`
 	// Frequency: category, channel or all → limits such as "1/1m, 5/24h".
 	Frequency map[string]map[string]string `mapstructure:"frequency"`
 	// FrequencySources: the same for single sources.
@@ -125,6 +131,10 @@ var defaults = map[string]any{
 	"policies.marketing.alarm":           "daily",
 	"retry.max_per_second":               1000,
 	"degrade_after":                      30 * time.Second,
+	"alarm.provider":                     "",
+	"alarm.receiver":                     "",
+	"alarm.every":                        time.Minute,
+	"alarm.digest_at":                    "01:00Z",
 	"phone.region":                       "CN",
 	"templates.review":                   false,
 	"client.key":                         "",
@@ -243,6 +253,7 @@ func (c *Config) check() error {
 	if c.DegradeAfter < time.Second {
 		fault("degrade_after", "must be at least 1s")
 	}
+	c.checkAlarm(fault)
 	if _, err := c.policies(); err != nil {
 		errs = append(errs, err)
 	}
@@ -295,6 +306,32 @@ func (c *Config) checkDelay(fault func(key, format string, args ...any)) {
 	if d.Lead < time.Second || d.Lead >= d.Slot {
 		fault("delay.lead", "must be at least 1s, and shorter than delay.slot")
 	}
+}
+
+func (c *Config) checkAlarm(fault func(key, format string, args ...any)) {
+	a := c.Alarm
+	if _, ok := c.Providers[a.Provider]; a.Provider != "" && !ok {
+		fault("alarm.provider", "names %q, which is not under providers", a.Provider)
+	}
+	if (a.Provider == "") != (a.Receiver == "") {
+		fault("alarm.receiver", "and alarm.provider go together")
+	}
+	if a.Every < time.Second {
+		fault("alarm.every", "must be at least 1s")
+	}
+	if _, err := digestAt(a.DigestAt); err != nil {
+		fault("alarm.digest_at", "must be a time of day with an offset, such as 09:00+08:00 or 01:00Z")
+	}
+}
+
+// digestAt reads a time of day as the time since midnight, UTC.
+func digestAt(text string) (time.Duration, error) {
+	t, err := time.Parse("15:04Z07:00", text)
+	if err != nil {
+		return 0, err
+	}
+	t = t.UTC()
+	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute, nil
 }
 
 func (c *Config) checkChannel(name string, channel ChannelConfig, fault func(key, format string, args ...any)) {

@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS t_schema_version (
   tstamp     DATETIME        DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin;
-INSERT INTO t_schema_version (version_id, is_applied) SELECT v, 1 FROM (SELECT 0 AS v UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5) AS versions
+INSERT INTO t_schema_version (version_id, is_applied) SELECT v, 1 FROM (SELECT 0 AS v UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 UNION ALL SELECT 6) AS versions
   WHERE NOT EXISTS (SELECT 1 FROM t_schema_version AS old WHERE old.version_id = versions.v);
 
 -- The queue: one table a lane, its rows the tasks still to be sent. A claim sets status 1, owner and the lease's end; the end
@@ -161,7 +161,8 @@ CREATE TABLE IF NOT EXISTS t_msg_dead (
   modify_time      DATETIME(3)       NOT NULL COMMENT 'when Tidings last changed the row (UTC)',
   PRIMARY KEY (msg_id, channel),
   KEY idx_receiver (receiver, create_time),
-  KEY idx_source (source_id, create_time)
+  KEY idx_source (source_id, create_time),
+  KEY idx_died (modify_time)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='dead letters: attempts used up or outcome unknown; each waits for a person';
 
 CREATE TABLE IF NOT EXISTS t_msg_attempt (
@@ -198,6 +199,7 @@ CREATE TABLE IF NOT EXISTS t_node (
   host             VARCHAR(255)      NOT NULL COMMENT 'the machine it runs on',
   pid              INT UNSIGNED      NOT NULL COMMENT 'its process id there',
   version          VARCHAR(64)       NOT NULL COMMENT 'its version of Tidings',
+  serves           TINYINT UNSIGNED  NOT NULL DEFAULT 1 COMMENT '1: it claims and sends; 0: a command, which does not',
   start_time       DATETIME(3)       NOT NULL COMMENT 'when it took the number (UTC)',
   lease_end        DATETIME(3)       NOT NULL COMMENT 'the number is its own until then (UTC); renewed every few seconds',
   PRIMARY KEY (node)
@@ -380,6 +382,40 @@ CREATE TABLE IF NOT EXISTS t_provider_state (
   modify_time      DATETIME(3)       NOT NULL COMMENT 'when the row was last changed (UTC)',
   PRIMARY KEY (provider, node)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='providers: pauses by hand, and what each process knows of them';
+
+-- What people see: figures by hour, and which dead letters nobody has been told of.
+
+CREATE TABLE IF NOT EXISTS t_stat_hour (
+  hour             DATETIME          NOT NULL COMMENT 'the hour in which the tasks ended (UTC)',
+  node             SMALLINT UNSIGNED NOT NULL COMMENT 'the process that ended them: each adds to rows of its own',
+  source_id        VARCHAR(64)       NOT NULL COMMENT 'the caller that sent the messages in',
+  template_id      VARCHAR(64)       NOT NULL DEFAULT '' COMMENT 'empty: messages without a template',
+  channel          TINYINT UNSIGNED  NOT NULL COMMENT 'numbered as in the queue tables',
+  category         ENUM('verification','notification','marketing') NOT NULL COMMENT 'as in the queue tables',
+  outcome          ENUM('success','failed','expired','cancelled','skipped') NOT NULL COMMENT 'how the tasks ended',
+  tasks            BIGINT UNSIGNED   NOT NULL COMMENT 'how many',
+  latency_ms       BIGINT UNSIGNED   NOT NULL COMMENT 'their latencies, added up: how long providers took over the last attempts, ms',
+  PRIMARY KEY (hour, node, source_id, template_id, channel, category, outcome)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='ended tasks by hour: written in the transaction that records them, so that its sum is the number of rows of t_msg_record';
+
+CREATE TABLE IF NOT EXISTS t_alarm (
+  level            ENUM('now','daily') NOT NULL COMMENT 'now: people are told at once; daily: in the digest',
+  msg_id           BIGINT UNSIGNED   NOT NULL COMMENT 'the dead letter: its row in t_msg_dead',
+  channel          TINYINT UNSIGNED  NOT NULL COMMENT 'numbered as in the queue tables',
+  create_time      DATETIME(3)       NOT NULL COMMENT 'when the task died (UTC)',
+  PRIMARY KEY (level, msg_id, channel)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='dead letters that nobody has been told of yet; a row goes when its alarm has been delivered';
+
+CREATE TABLE IF NOT EXISTS t_alarm_level (
+  level            ENUM('now','daily') NOT NULL COMMENT 'as in t_alarm',
+  told_time        DATETIME(3)       NULL COMMENT 'when people were last told (UTC); NULL: never; of daily at first when the table was made',
+  owner            VARCHAR(48)       CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '' COMMENT 'the process that tells them now: node.boot.sequence',
+  lease_end        DATETIME(3)       NOT NULL COMMENT 'until then nobody else does (UTC)',
+  last_error       VARCHAR(512)      NOT NULL DEFAULT '' COMMENT 'why the last alarm was not delivered; empty: it was',
+  PRIMARY KEY (level)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='alarms: when people were last told, and who is about to tell them';
+
+INSERT IGNORE INTO t_alarm_level (level, told_time, lease_end) VALUES ('now', NULL, UTC_TIMESTAMP(3)), ('daily', UTC_TIMESTAMP(3), UTC_TIMESTAMP(3));
 
 -- One row a lane and channel to end the index range.
 

@@ -51,6 +51,9 @@ func decide(t *store.Task, r result, p policy.Policy, now time.Time) store.Outco
 		o.State = msg.Expired
 		o.Error = "no time is left for another attempt; the last one: " + o.Error
 	}
+	if o.State == msg.Dead && p.Alarm != policy.AlarmNone {
+		o.Alarm = p.Alarm.String()
+	}
 	return o
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"tidings/internal/catalog"
+	"tidings/internal/metrics"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/store"
@@ -30,7 +31,9 @@ type Config struct {
 	SendTimeout  time.Duration    // for one attempt; default 30 s
 	SettleBudget time.Duration    // what settling may take before the lease ends; default 10 s
 	Survey       time.Duration    // the scout's period, and the mover's; default 1 s
+	Alarm        *Alarm           // nil: dead letters are told of in the log only
 	Log          *slog.Logger
+	Metrics      *metrics.Metrics // nil: nothing is counted
 }
 
 // Channel is a channel and how it is served.
@@ -112,6 +115,7 @@ func New(cfg Config) (*Engine, error) {
 		}
 		e.pumps[c.Channel] = newPump(e, c)
 	}
+	cfg.Metrics.Register(&collector{engine: e})
 	return e, nil
 }
 
@@ -125,6 +129,9 @@ func (e *Engine) Start() {
 	e.loops.Go(func() { e.mover(e.claims) })
 	e.loops.Go(func() { e.control(e.claims) })
 	e.loops.Go(func() { e.upkeep(e.claims) })
+	if e.cfg.Alarm != nil {
+		e.loops.Go(func() { e.alarm(e.claims) })
+	}
 }
 
 // Wake tells that a lane has tasks of a channel that are due at an instant of the database's clock. It never blocks.

@@ -36,10 +36,12 @@ const (
 	breakerLeast   = 10
 	breakerWindow  = 10 * time.Second
 	breakerBuckets = 10
-	breakerProbes  = 3 // attempts that find out whether the provider is back
-	breakerOpen    = 10 * time.Second
+	breakerProbes  = 3                // attempts that find out whether the provider is back
 	mostBusy       = 10 * time.Minute // that a provider may ask for
 )
+
+// DefaultBreakerOpen is how long a provider that fails is left alone, unless its limits say otherwise.
+const DefaultBreakerOpen = 10 * time.Second
 
 // gate is a provider as this process finds it: whether it may be asked now, and how often. It is safe for concurrent use.
 type gate struct {
@@ -85,7 +87,7 @@ func newGate(p Provider, slots int, log *slog.Logger) *gate {
 	}
 	open := p.Limits.BreakerOpen
 	if open == 0 {
-		open = breakerOpen
+		open = DefaultBreakerOpen
 	}
 	g.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 		Name: p.Name, MaxRequests: breakerProbes, Interval: breakerWindow, BucketPeriod: breakerWindow / breakerBuckets, Timeout: open,

@@ -5,8 +5,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"tidings/internal/metrics"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
+	"tidings/sender"
 	"tidings/store"
 )
 
@@ -22,6 +26,8 @@ type pump struct {
 	gates       []*gate // the channel's providers, in their order
 	total       int     // slots of all of them
 	skips       bool    // some policy skips messages while the channel is degraded
+	counters    map[*gate]*metrics.Attempts
+	latency     [len(msg.Lanes)]prometheus.Observer // nil: nothing is counted
 
 	credit    [len(msg.Lanes)]int
 	rowBytes  int // size of the biggest row claimed last, to keep claims of big ones small
@@ -60,7 +66,7 @@ type job struct {
 }
 
 func newPump(e *Engine, c Channel) *pump {
-	p := &pump{engine: e, channel: c, wake: make(chan struct{}, 1), idleWorkers: make(chan job)}
+	p := &pump{engine: e, channel: c, wake: make(chan struct{}, 1), idleWorkers: make(chan job), counters: map[*gate]*metrics.Attempts{}}
 	for i := range p.look {
 		p.look[i] = never
 		p.wait[i] = firstWait
@@ -73,6 +79,10 @@ func newPump(e *Engine, c Channel) *pump {
 		}
 		g.users = append(g.users, p)
 		p.gates, p.total = append(p.gates, g), p.total+g.slots
+		p.counters[g] = e.cfg.Metrics.Attempts(c.Channel.String(), g.Name, sender.Kinds()...)
+	}
+	for _, l := range msg.Lanes {
+		p.latency[l] = e.cfg.Metrics.Latency(l.String(), c.Channel.String())
 	}
 	p.free = p.total
 	for _, own := range e.cfg.Policies {
@@ -478,6 +488,7 @@ func (p *pump) claim(ctx context.Context, lane msg.Lane, limit int) (got int, er
 	e.hold(tasks)
 	e.hold(recorded)
 	if len(tasks) > 0 {
+		e.cfg.Metrics.Claimed(len(tasks))
 		p.rowBytes = taskBytes(&tasks[0])
 		for i := range tasks {
 			p.rowBytes = max(p.rowBytes, taskBytes(&tasks[i]))

@@ -75,6 +75,7 @@ func (e *Engine) recover(ctx context.Context, p *pump, w store.Waiting) {
 			return
 		}
 		e.hold(tasks)
+		e.cfg.Metrics.Recovered(len(tasks))
 		for i := range tasks {
 			t := &tasks[i]
 			r := result{Provider: t.Provider, Traits: p.traits()}

@@ -46,6 +46,7 @@ func taskBytes(t *store.Task) int { return len(t.Content) + len(t.Params) + 512 
 
 // finish hands an outcome over. It blocks while the settler is behind.
 func (e *Engine) finish(o store.Outcome) {
+	e.logDecided(&o)
 	e.settler.open.Add(1)
 	e.settler.add(o)
 }
@@ -67,6 +68,7 @@ func (s *settler) flush(outcomes []store.Outcome) {
 	e := s.engine
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		ctx, cancel := context.WithTimeout(s.hard, settleCall)
+		e.cfg.Metrics.Settled(len(outcomes))
 		verdicts, err := e.store.Settle(ctx, outcomes)
 		cancel()
 		outcomes = s.judge(outcomes, verdicts)
@@ -105,6 +107,7 @@ func (s *settler) judge(outcomes []store.Outcome, verdicts []store.Settled) (lef
 			}
 		case store.Lost:
 			s.done(o)
+			e.cfg.Metrics.Lost()
 			e.log.Warn("a task was no longer ours when its attempt ended: left alone", "msg_id", o.Task.MsgID, "channel", o.Task.Channel, "state", o.State)
 		case store.Blocked:
 			s.setAside(*o, blockedWait)

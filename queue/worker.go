@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"time"
 
@@ -18,17 +17,9 @@ import (
 	"tidings/store"
 )
 
-// policy is what a task is sent under: its category's, with what its template says over it.
+// policy is what a task is sent under.
 func (e *Engine) policy(t *store.Task) policy.Policy {
-	p := e.cfg.Policies.For(t.Category, t.Channel)
-	if t.TemplateID == "" || e.cfg.Templates == nil {
-		return p
-	}
-	version, err := e.cfg.Templates.Version(e.sends, t.SourceID, t.TemplateID, t.Channel, t.TemplateVersion)
-	if err != nil { // message says so when it is to be sent
-		return p
-	}
-	return version.Over(p)
+	return e.cfg.Templates.Policy(e.sends, e.cfg.Policies, t)
 }
 
 // work makes one attempt at a task and hands the outcome to the settler.
@@ -73,8 +64,19 @@ func (p *pump) work(j *job) {
 	}
 	r.Latency = time.Since(started)
 	o := decide(t, r, own, e.store.Now())
-	p.log(t, r, o)
+	if failed == nil {
+		p.count(t, j.via, r, now)
+		p.logSent(t, r)
+	}
 	e.finish(o)
+}
+
+// count adds an attempt to the figures. began is the database's time.
+func (p *pump) count(t *store.Task, via *gate, r result, began time.Time) {
+	p.counters[via].Ended(r.Kind.String(), r.Latency)
+	if latency := p.latency[t.Lane]; latency != nil && r.Kind == sender.Success {
+		latency.Observe(max(0, began.Sub(t.Due).Seconds()))
+	}
 }
 
 // stayAway keeps every process from asking a provider that is busy.
@@ -148,29 +150,4 @@ func (p *pump) message(t *store.Task) (*sender.Message, *sender.Verdict) {
 	m.Subject, m.Text, m.HTML = filled.Subject, filled.Text, filled.HTML
 	m.SignName, m.RelTemplateID = version.SignName, version.RelTemplateID
 	return m, nil
-}
-
-// log says how an attempt ended: one line, quiet while all is well.
-func (p *pump) log(t *store.Task, r result, o store.Outcome) {
-	level, text := slog.LevelWarn, "not sent"
-	switch o.State {
-	case msg.Success:
-		level, text = slog.LevelDebug, "sent"
-	case msg.Dead:
-		level, text = slog.LevelError, "not sent: a dead letter"
-	case msg.Ready, msg.Unknown:
-		text = "not sent: again later"
-	}
-	log := p.engine.log
-	if !log.Enabled(p.engine.sends, level) { // as a rule: the attributes alone took a tenth of the process's time
-		return
-	}
-	log = log.With("msg_id", t.MsgID, "channel", t.Channel, "attempt", t.Attempt, "provider", r.Provider, "latency", r.Latency.Round(time.Microsecond))
-	if o.State != msg.Success {
-		log = log.With("outcome", r.Kind, "code", r.Code, "err", r.Text, "state", o.State)
-	}
-	if !o.Next.IsZero() {
-		log = log.With("next", o.Next)
-	}
-	log.Log(p.engine.sends, level, text)
 }

@@ -53,6 +53,9 @@ const (
 
 var kindNames = [...]string{"unknown", "success", "temporary", "permanent", "busy"}
 
+// Kinds lists the kinds by name.
+func Kinds() []string { return kindNames[:] }
+
 // String gives the kind's name, as logs and the attempt log write it.
 func (k Kind) String() string { return kindNames[k] }
 
@@ -154,6 +157,12 @@ func Keys(kind string) (keys []string) {
 		}
 	}
 	return keys
+}
+
+// ChannelOf is the channel that providers of a type are made for; of those that serve any, log.
+func ChannelOf(kind string) msg.Channel {
+	channels := types[kind].channels
+	return channels[len(channels)-1]
 }
 
 // Types lists the types of providers.

@@ -129,6 +129,8 @@ func TestEveryRouteIsClosed(t *testing.T) {
 	if a := shop.do(t, "POST", "/api/templates", `{"template_id":"welcome","channel":"log","content":"secret-content"}`); a.status != 201 {
 		t.Fatal(a.raw)
 	}
+	dead := shop.do(t, "POST", "/api/messages", `{"channels":["log"],"to":"secret-receiver","text":"hi"}`).body["msg_id"].(string)
+	b.bury(t, dead)
 	key := admin.do(t, "GET", "/api/sources/shop", "").body["keys"].([]any)[0].(map[string]any)["key_id"].(string)
 	var api struct {
 		Paths map[string]map[string]json.RawMessage
@@ -147,7 +149,7 @@ func TestEveryRouteIsClosed(t *testing.T) {
 			case strings.HasPrefix(path, "/api/sources"):
 				id = "shop"
 			}
-			target := strings.NewReplacer("{id}", id, "{key_id}", key).Replace(path)
+			target := strings.NewReplacer("{id}", id, "{key_id}", key, "{msg_id}", dead, "{channel}", "log").Replace(path)
 			method := strings.ToUpper(method)
 			body := ""
 			if method == "POST" {
@@ -165,7 +167,7 @@ func TestEveryRouteIsClosed(t *testing.T) {
 				if strings.Contains(a.raw, "secret") || strings.Contains(a.raw, `"shop"`) {
 					t.Errorf("%s %s%s with another's key shows: %s", method, target, query, a.raw)
 				}
-				mine := slices.Contains([]string{"/api/messages", "/api/messages/bulk", "/api/templates", "/api/batches", "/api/quotas"}, path) // the caller's own
+				mine := slices.Contains([]string{"/api/messages", "/api/messages/bulk", "/api/templates", "/api/batches", "/api/quotas", "/api/dead", "/api/stats"}, path) // the caller's own
 				if !mine && a.status != 403 && a.status != 404 && a.status != 422 {
 					t.Errorf("%s %s%s with another's key: %d %s", method, target, query, a.status, a.raw)
 				}

@@ -143,12 +143,14 @@ func (s *Server) check(ctx context.Context, c *chunk, body []byte, batchID strin
 			}
 		}
 	}
-	result.fail(s.answer(ctx, err))
+	s.refuse(result, s.answer(ctx, err))
 }
 
-func (r *ItemResult) fail(err error) {
+// refuse notes why one message of many is refused, if it is.
+func (s *Server) refuse(r *ItemResult, err error) {
 	if p, ok := err.(*APIError); ok && p != nil {
 		r.Error = p
+		s.cfg.Metrics.Rejected(p.Code)
 	}
 }
 
@@ -162,7 +164,7 @@ func (s *Server) accept(ctx context.Context, c *chunk, out *BatchAnswer) {
 	for i, result := range c.results {
 		switch {
 		case errs[i] != nil:
-			result.fail(s.answer(ctx, errs[i]))
+			s.refuse(result, s.answer(ctx, errs[i]))
 		case accepted[i].Duplicate:
 			out.Duplicates++
 			result.MsgID, result.Duplicate = formatID(accepted[i].MsgID), true
@@ -170,6 +172,7 @@ func (s *Server) accept(ctx context.Context, c *chunk, out *BatchAnswer) {
 			out.Accepted++
 			result.MsgID = formatID(accepted[i].MsgID)
 		}
+		s.logAccepted(ctx, result.MsgID, result.Duplicate)
 	}
 	*c = chunk{}
 }

@@ -178,7 +178,8 @@ func (s *Server) readBulk(ctx context.Context, control *http.ResponseController,
 			continue
 		case errors.Is(err, errLongLine):
 			c.lines++
-			result := &ItemResult{Line: number, Error: bodyTooLarge.problem()}
+			result := &ItemResult{Line: number}
+			s.refuse(result, bodyTooLarge.problem())
 			c.results = append(c.results, result)
 			continue
 		case errors.Is(err, io.EOF):

@@ -40,6 +40,8 @@ var (
 	notWaiting      = failure{"not_waiting", http.StatusConflict, "The version does not wait for review."}
 	beingSent       = failure{"being_sent", http.StatusConflict, "The message is being sent now: how it ends is not known yet."}
 	alreadyEnded    = failure{"already_ended", http.StatusConflict, "The message has been sent already, or has ended otherwise."}
+	queuedTwice     = failure{"already_queued", http.StatusConflict, "The task stands in its queue table as well: somebody has copied it there by hand. Delete one of the two rows."}
+	channelDown     = failure{"channel_out_of_order", http.StatusConflict, "No provider of the channel may be asked now; with force it is done all the same."}
 	notFound        = failure{"not_found", http.StatusNotFound, "There is no such thing, or it is not yours."}
 	wrongMethod     = failure{"method_not_allowed", http.StatusMethodNotAllowed, "The path exists, but not for this method."}
 	wrongType       = failure{"unsupported_media_type", http.StatusUnsupportedMediaType, "Send plain JSON with the header Content-Type: application/json (curl --json does), not compressed."}
@@ -56,6 +58,7 @@ var (
 // failures is the table, for the documentation.
 var failures = []failure{
 	invalidJSON, unauthorized, forbidden, crossOrigin, foreignHost, notFound, wrongMethod, bodyTimeout, keyConflict, exists, keysFull, notWaiting, beingSent, alreadyEnded,
+	queuedTwice, channelDown,
 	bodyTooLarge, wrongType, invalidRequest, notConfigured, missing, notReviewed, overQuota, overFrequency, internalFailure, unavailable, busy, overloaded,
 }
 
@@ -170,6 +173,8 @@ func (s *Server) answer(ctx context.Context, err error) error {
 		return exists.problem()
 	case errors.Is(err, store.ErrKeysFull):
 		return keysFull.problem()
+	case errors.Is(err, store.ErrQueued):
+		return queuedTwice.problem()
 	case errors.Is(err, store.ErrNotWaiting):
 		return notWaiting.problem()
 	case errors.Is(err, store.ErrTooLarge):

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"mime"
 	"net/http"
 	"strconv"
 	"time"
 
 	"tidings/internal/admit"
+	"tidings/internal/explain"
 	"tidings/internal/msg"
 	"tidings/store"
 )
@@ -43,8 +45,26 @@ type SentTask struct {
 	Reason  string `json:"reason,omitempty" doc:"Why the task is skipped."`
 }
 
-// send accepts a message: decode, check, store. The answer follows the commit.
+// send accepts a message, or refuses it.
 func (s *Server) send(ctx context.Context, in *sendInput) (*sendOutput, error) {
+	out, err := s.acceptOne(ctx, in)
+	var p *APIError
+	if errors.As(err, &p) && !in.DryRun {
+		s.cfg.Metrics.Rejected(p.Code)
+		s.cfg.Log.Debug("rejected", "request_id", requestID(ctx), "source", caller(ctx).ID, "code", p.Code)
+	}
+	return out, err
+}
+
+// logAccepted is the first of the three points at which a message is told of; the others are the queue's: sent, decided.
+func (s *Server) logAccepted(ctx context.Context, msgID string, duplicate bool) {
+	if msgID != "" && s.cfg.Log.Enabled(ctx, slog.LevelDebug) {
+		s.cfg.Log.Debug("accepted", "request_id", requestID(ctx), "source", caller(ctx).ID, "msg_id", msgID, "duplicate", duplicate)
+	}
+}
+
+// acceptOne: decode, check, store. The answer follows the commit.
+func (s *Server) acceptOne(ctx context.Context, in *sendInput) (*sendOutput, error) {
 	if kind, _, err := mime.ParseMediaType(in.ContentType); err != nil || kind != "application/json" {
 		return nil, wrongType.problem()
 	}
@@ -74,7 +94,7 @@ func (s *Server) send(ctx context.Context, in *sendInput) (*sendOutput, error) {
 	if err != nil {
 		return nil, s.answer(ctx, err)
 	}
-	s.cfg.Log.Debug("accepted", "request_id", requestID(ctx), "msg_id", accepted.MsgID, "duplicate", accepted.Duplicate)
+	s.logAccepted(ctx, formatID(accepted.MsgID), accepted.Duplicate)
 	if accepted.Duplicate {
 		return s.sentBefore(ctx, accepted.MsgID)
 	}
@@ -407,13 +427,47 @@ func view(m *store.MessageView) Message {
 		}
 		out.Tasks = append(out.Tasks, task)
 	}
-	for _, a := range m.Attempts {
-		out.Attempts = append(out.Attempts, Attempt{
+	out.Attempts = attemptViews(m.Attempts)
+	return out
+}
+
+func attemptViews(attempts []store.AttemptView) (out []Attempt) {
+	for _, a := range attempts {
+		out = append(out, Attempt{
 			Channel: a.Channel.String(), Attempt: a.Attempt, Outcome: a.Outcome, Provider: a.Provider, Code: a.Code, Text: a.Text,
 			LatencyMS: a.Latency, Time: a.Time,
 		})
 	}
 	return out
+}
+
+// Explanation says why each task of a message is where it is.
+type Explanation struct {
+	MsgID  string         `json:"msg_id"`
+	Status string         `json:"status"`
+	Tasks  []explain.Explained `json:"tasks"`
+}
+
+type explainInput struct {
+	ID string `path:"id" doc:"The message's id."`
+}
+
+type explainOutput struct{ Body Explanation }
+
+func (s *Server) explain(ctx context.Context, in *explainInput) (*explainOutput, error) {
+	msgID, err := strconv.ParseUint(in.ID, 10, 64)
+	if err != nil {
+		return nil, notFound.problem()
+	}
+	m, err := s.own(ctx, msgID)
+	if err != nil {
+		return nil, s.answer(ctx, err)
+	}
+	tasks, err := s.cfg.Explain.Message(ctx, m)
+	if err != nil {
+		return nil, s.answer(ctx, err)
+	}
+	return &explainOutput{Explanation{MsgID: formatID(msgID), Status: m.Status, Tasks: tasks}}, nil
 }
 
 // formatID writes an id as text: JavaScript's numbers end at 2^53.

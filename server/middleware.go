@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -9,6 +10,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
 )
 
@@ -47,11 +49,29 @@ func (s *Server) observe(next http.Handler) http.Handler {
 					writeProblem(ww, internalFailure)
 				}
 			}
+			s.cfg.Metrics.Request(knownMethod(r.Method), route(r), ww.Status(), time.Since(started))
 			s.cfg.Log.Debug("request", "request_id", id, "method", r.Method, "path", r.URL.Path, "status", ww.Status(),
 				"bytes", ww.BytesWritten(), "duration", time.Since(started).Round(time.Microsecond))
 		}()
 		next.ServeHTTP(ww, r)
 	})
+}
+
+// route is the pattern of a request's path, known when it has been answered.
+func route(r *http.Request) string {
+	if c := chi.RouteContext(r.Context()); c != nil {
+		return cmp.Or(c.RoutePattern(), "other")
+	}
+	return "other"
+}
+
+// knownMethod keeps callers from making up values of a label.
+func knownMethod(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return method
+	}
+	return "other"
 }
 
 // acceptableID tells whether a caller's id may stand in logs and headers.

@@ -19,6 +19,8 @@ import (
 	strict "github.com/go-json-experiment/json"
 
 	"tidings/internal/admit"
+	"tidings/internal/explain"
+	"tidings/internal/metrics"
 	"tidings/store"
 )
 
@@ -33,6 +35,10 @@ type Config struct {
 	Health func() any
 	// Provider, when set, tells whether there is a provider of a name.
 	Provider func(name string) bool
+	// Explain tells why tasks are where they are, and knows the channels' providers and the tasks' policies.
+	Explain *explain.Explainer
+	// Metrics, when set, counts requests and is shown at /metrics.
+	Metrics *metrics.Metrics
 }
 
 // Server answers HTTP requests. It is an http.Handler, safe for concurrent use.
@@ -66,6 +72,9 @@ func New(cfg Config) *Server {
 	s.routes(humachi.New(router, s.apiConfig()))
 	router.Post("/api/messages/bulk", s.bulk)
 	router.Mount("/docs", docs())
+	if cfg.Metrics != nil {
+		router.Method(http.MethodGet, "/metrics", cfg.Metrics.Handler())
+	}
 	s.handler = router
 	return s
 }
@@ -98,6 +107,9 @@ func (s *Server) routes(api huma.API) {
 		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{id}", Summary: "Ask for a message",
 		Tags: []string{"messages"},
 	}, s.message)
+	op := operation("messages", "explain-message", http.MethodGet, "/api/messages/{id}/explain", "Tell why each task of a message is where it is, and what happens next")
+	op.Description = "A plain sentence for each task, with the rows that say so."
+	huma.Register(api, op, s.explain)
 	huma.Register(api, huma.Operation{
 		OperationID: "list-messages", Method: http.MethodGet, Path: "/api/messages", Summary: "List messages, or find the one of a request_id",
 		Tags: []string{"messages"},
@@ -107,6 +119,8 @@ func (s *Server) routes(api huma.API) {
 	s.bulkRoute(api)
 	s.quotaRoutes(api)
 	s.laneRoutes(api)
+	s.deadRoutes(api)
+	s.statsRoute(api)
 	s.templateRoutes(api)
 	s.sourceRoutes(api)
 	huma.Register(api, huma.Operation{

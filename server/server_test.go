@@ -21,6 +21,8 @@ import (
 
 	"tidings/internal/admit"
 	"tidings/internal/catalog"
+	"tidings/internal/explain"
+	"tidings/internal/metrics"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/internal/testdb"
@@ -62,8 +64,12 @@ func setup(t testing.TB, cfg store.Config) *bundle {
 
 // serve starts a server on a store.
 func serve(t testing.TB, s *store.Store, dsn string, review bool) *bundle {
-	api := server.New(server.Config{Store: s, Version: "test", Review: review, Admit: &admit.Admitter{
-		Policies: policy.Defaults(), Now: s.Now, Templates: catalog.New(s).Usable,
+	templates := catalog.New(s)
+	api := server.New(server.Config{Store: s, Version: "test", Review: review, Metrics: metrics.New("test", ""), Explain: &explain.Explainer{
+		Store: s, Chain: func(msg.Channel) []explain.Provider { return []explain.Provider{{Name: "relay", BreakerOpen: 10 * time.Second}} },
+		Policy: func(ctx context.Context, t *store.Task) policy.Policy { return templates.Policy(ctx, policy.Defaults(), t) },
+	}, Admit: &admit.Admitter{
+		Policies: policy.Defaults(), Now: s.Now, Templates: templates.Usable,
 		Configured: func(c msg.Channel) bool { return c == msg.Log || c == msg.Email || c == msg.Webhook },
 	}})
 	b := serveAPI(t, api, s)
@@ -77,6 +83,23 @@ func serveAPI(t testing.TB, api *server.Server, s *store.Store) *bundle {
 	ts.Start()
 	t.Cleanup(ts.Close)
 	return &bundle{store: s, url: ts.URL, http: ts.Client()}
+}
+
+// bury makes a dead letter of a message, as the queue would.
+func (b *bundle) bury(t testing.TB, id string) {
+	t.Helper()
+	db, err := sql.Open("mysql", b.dsn+"?multiStatements=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	for _, table := range []string{"t_msg_queue_high", "t_msg_queue_middle", "t_msg_queue_low"} {
+		_, err := db.Exec(fmt.Sprintf(`INSERT INTO t_msg_dead SELECT * FROM %s WHERE msg_id = %s; DELETE FROM %[1]s WHERE msg_id = %[2]s;
+			UPDATE t_msg_dead SET status = 5, attempt = 4, last_error = '421 try later', provider = 'relay', modify_time = UTC_TIMESTAMP(3) WHERE msg_id = %[2]s`, table, id))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // content reads what a waiting message says out of its row.

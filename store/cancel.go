@@ -23,18 +23,19 @@ var (
 // Both change only rows that are ready, and lock them before they do: a task that is claimed at the same moment is either claimed or
 // changed. What a statement touches is reached by joins from the locked rows, for the reason that settling has.
 const (
-	sqlLockReady = `SELECT /* tidings:cancel-lock */ msg_id, channel, due_time FROM %s FORCE INDEX (PRIMARY)
+	sqlLockReady = `SELECT /* tidings:cancel-lock */ msg_id, channel, due_time, source_id, template_id, category FROM %s FORCE INDEX (PRIMARY)
 		WHERE (%s) AND status = 0 AND attempt <= ? FOR UPDATE SKIP LOCKED`
-	sqlCancelRecord = `INSERT /* tidings:cancel-record */ INTO t_msg_record (` + recordColumns + `) SELECT msg_id, channel, source_id, request_id, batch_id,
-		category, priority, receiver, template_id, template_version, params, content, 7, attempt, attempt_limit, '', due_time, UTC_TIMESTAMP(3), expire_time,
-		provider, ?, create_time, UTC_TIMESTAMP(3), UTC_TIMESTAMP(3), '', 0 FROM %s FORCE INDEX (PRIMARY) WHERE (%s) AND status = 0`
+	// Params and content as the record keeps them, the table, its rows.
+	sqlEnd = `INSERT /* tidings:end-record */ INTO t_msg_record (` + recordColumns + `) SELECT msg_id, channel, source_id, request_id, batch_id,
+		category, priority, receiver, template_id, template_version, %[1]s, %[2]s, ?, attempt, attempt_limit, '', due_time, UTC_TIMESTAMP(3), expire_time,
+		provider, ?, create_time, UTC_TIMESTAMP(3), ?, '', 0 FROM %[3]s AS task FORCE INDEX (PRIMARY) WHERE %[4]s`
 	sqlLeaveReady = `DELETE /* tidings:cancel-delete */ task FROM (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
 			WHERE (%[2]s) AND status = 0 LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine
 		STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel`
 	sqlTombstone = `UPDATE /* tidings:cancel-mark */ (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
 			WHERE (%[2]s) AND status = 0 LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine
 		STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel
-		SET task.status = 9, task.owner = ?, task.modify_time = UTC_TIMESTAMP(3)`
+		SET task.status = 9, task.owner = ?, task.params = NULL, task.content = NULL, task.modify_time = UTC_TIMESTAMP(3)`
 	// INSERT into a queue table, REPLACE into a delay table, where a tombstone of the task may stand.
 	sqlPutAt = `%[1]s /* tidings:reschedule-put */ INTO %[2]s (` + recordedTaskColumns + `) SELECT msg_id, channel, source_id, request_id, batch_id, category, priority,
 		receiver, template_id, template_version, params, content, 0, attempt, attempt_limit, '', ?, ?, ?, provider, last_error, create_time, UTC_TIMESTAMP(3)
@@ -91,7 +92,7 @@ func (m *MessageView) waiting(mostAttempts int) map[string][]delayKey {
 	found := map[string][]delayKey{}
 	for i := range m.Tasks {
 		if t := &m.Tasks[i]; t.Status == msg.Ready && t.Attempt <= mostAttempts {
-			found[t.place] = append(found[t.place], delayKey{MsgID: t.MsgID, Channel: t.Channel, Due: t.Due})
+			found[t.Place] = append(found[t.Place], delayKey{MsgID: t.MsgID, Channel: t.Channel, Due: t.Due})
 		}
 	}
 	return found
@@ -112,12 +113,15 @@ func (s *Store) cancelAt(ctx context.Context, table string, keys []delayKey, by 
 		if err != nil || len(ours) == 0 {
 			return err
 		}
-		where := whereDelayKeys(ours)
-		res, err := tx.ExecContext(ctx, fmt.Sprintf(sqlCancelRecord, table, where), clip("cancelled by "+by, 512))
-		if err := changed(res, err, len(ours)); err != nil {
+		keys := keysOf(ours)
+		count, err := s.end(ctx, tx, table, ours, msg.Cancelled, "cancelled by "+by)
+		if err != nil {
 			return err
 		}
-		if err := s.leave(ctx, tx, table, where, len(ours)); err != nil {
+		if err := s.leave(ctx, tx, table, whereDelayKeys(keys), len(keys)); err != nil {
+			return err
+		}
+		if err := insertRows(ctx, tx, count); err != nil {
 			return err
 		}
 		n = len(ours)
@@ -126,9 +130,45 @@ func (s *Store) cancelAt(ctx context.Context, table string, keys []delayKey, by 
 	return n, err
 }
 
-func lockReady(ctx context.Context, tx *sqlx.Tx, table string, keys []delayKey, mostAttempts int) (ours []delayKey, err error) {
+// lockedTask is a task whose row is locked, with what it is counted by.
+type lockedTask struct {
+	delayKey
+	SourceID   string `db:"source_id"`
+	TemplateID string `db:"template_id"`
+	Category   string `db:"category"`
+}
+
+func lockReady(ctx context.Context, tx *sqlx.Tx, table string, keys []delayKey, mostAttempts int) (ours []lockedTask, err error) {
 	err = tx.SelectContext(ctx, &ours, fmt.Sprintf(sqlLockReady, table, whereDelayKeys(keys)), mostAttempts)
 	return ours, err
+}
+
+func keysOf(tasks []lockedTask) []delayKey {
+	keys := make([]delayKey, len(tasks))
+	for i := range tasks {
+		keys[i] = tasks[i].delayKey
+	}
+	return keys
+}
+
+// end records locked tasks of a table as ended by a person, and returns the figures to add at the end of the transaction. They are
+// still to leave their table.
+func (s *Store) end(ctx context.Context, tx *sqlx.Tx, table string, ours []lockedTask, to msg.State, why string) (count rows, err error) {
+	now := s.Now().Truncate(time.Millisecond)
+	query := fmt.Sprintf(sqlEnd, blanked("task", "params"), blanked("task", "content"), table, whereDelayKeys(keysOf(ours)))
+	res, err := tx.ExecContext(ctx, query, to, clip(why, 512), now)
+	if err := changed(res, err, len(ours)); err != nil {
+		return count, err
+	}
+	sum := stats{}
+	for _, o := range ours {
+		category, err := msg.ParseCategory(o.Category)
+		if err != nil {
+			return count, err
+		}
+		sum.add(&Task{SourceID: o.SourceID, TemplateID: o.TemplateID, Channel: o.Channel, Category: category}, to, now, 0)
+	}
+	return sum.rows(s.Node()), nil
 }
 
 // leave takes locked tasks out of a table: rows of the ring become tombstones, which go with their table.
@@ -263,7 +303,7 @@ func (s *Store) rescheduleAll(ctx context.Context, m *MessageView, waiting map[s
 			if len(ours) < len(keys) {
 				return errNotHad
 			}
-			if err := s.rescheduleAt(ctx, tx, from, to, ours, first.Lane, due, next, expire); err != nil {
+			if err := s.rescheduleAt(ctx, tx, from, to, keysOf(ours), first.Lane, due, next, expire); err != nil {
 				return err
 			}
 		}

@@ -35,7 +35,7 @@ const (
 			WHERE msg_id IN (%[2]s) AND channel = ? AND status = ? AND next_time <= ? ORDER BY msg_id LIMIT ? FOR UPDATE SKIP LOCKED) AS free
 		STRAIGHT_JOIN %[1]s AS task ON task.msg_id = free.msg_id AND task.channel = free.channel
 		SET task.status = 1, task.owner = ?, task.next_time = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND, task.modify_time = UTC_TIMESTAMP(3)`
-	sqlLookExpired = `SELECT /* tidings:look-expired */ msg_id, attempt, next_time, expire_time, provider FROM %s FORCE INDEX (idx_ready)
+	sqlLookExpired = `SELECT /* tidings:look-expired */ msg_id, source_id, template_id, category, attempt, next_time, expire_time, provider FROM %s FORCE INDEX (idx_ready)
 		WHERE channel = ? AND status = 0 AND next_time <= UTC_TIMESTAMP(3) AND next_time >= ? AND (next_time > ? OR msg_id > ?) ORDER BY next_time, msg_id LIMIT ?`
 	sqlNextDue = `SELECT /* tidings:next-due */ next_time FROM %s FORCE INDEX (idx_ready)
 		WHERE channel = ? AND status = 0 AND next_time > UTC_TIMESTAMP(3) ORDER BY next_time LIMIT 1`
@@ -257,7 +257,12 @@ func (s *Store) ClaimExpired(ctx context.Context, lane msg.Lane, channel msg.Cha
 	now, examined := s.Now(), 0
 	for len(seen) < claimExpired && rows.Next() {
 		t := Task{Lane: lane, Channel: channel}
-		if err := rows.Scan(&t.MsgID, &t.Attempt, &t.Next, &t.Expire, &t.Provider); err != nil {
+		var category string
+		err := rows.Scan(&t.MsgID, &t.SourceID, &t.TemplateID, &category, &t.Attempt, &t.Next, &t.Expire, &t.Provider)
+		if err == nil {
+			t.Category, err = msg.ParseCategory(category)
+		}
+		if err != nil {
 			return nil, after, public(err)
 		}
 		examined++

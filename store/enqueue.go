@@ -150,6 +150,7 @@ func (s *Store) Enqueue(ctx context.Context, m *Message) (Accepted, error) {
 	}
 	select {
 	case <-p.done:
+		s.countAccepted(p)
 		return p.result, p.err
 	case <-ctx.Done():
 		p.gone.Store(true)
@@ -242,10 +243,17 @@ func (s *Store) EnqueueBatch(ctx context.Context, messages []Message) ([]Accepte
 	for i, p := range all {
 		if p != nil {
 			<-p.done
+			s.countAccepted(p)
 			results[i], errs[i] = p.result, p.err
 		}
 	}
 	return results, errs
+}
+
+func (s *Store) countAccepted(p *pending) {
+	if p.err == nil && !p.result.Duplicate {
+		s.cfg.Metrics.Accepted(1)
+	}
 }
 
 func (s *Store) pend(m *Message) (*pending, error) {
@@ -558,6 +566,7 @@ func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter,
 	insertTasks(&p, in.batch)
 	insertSkipped(&p, in.batch)
 	insertBatches(&p, in.batch)
+	s.countSkipped(&p, in.batch)
 	return &p, nil
 }
 
@@ -737,6 +746,19 @@ func insertSkipped(p *packet, batch []*pending) {
 		b.WriteString(sqlInsertSkipped)
 		values(&b, "(?,?,?,?,?,?,?,'',?,?,0,?,?,?,?,?,?,?)", rows)
 		p.add(b.String(), args...)
+	}
+}
+
+// countSkipped adds the tasks that end with their acceptance to the figures.
+func (s *Store) countSkipped(p *packet, batch []*pending) {
+	sum := stats{}
+	for _, m := range batch {
+		for _, t := range m.Skipped {
+			sum.add(&Task{SourceID: m.SourceID, TemplateID: m.TemplateID, Channel: t.Channel, Category: m.Category}, msg.Skipped, m.now, 0)
+		}
+	}
+	if len(sum) > 0 {
+		p.addRows(sum.rows(s.Node()))
 	}
 }
 

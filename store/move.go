@@ -42,6 +42,11 @@ const (
 	sqlDelayLeave = `DELETE /* tidings:delay-leave */ task FROM (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
 			WHERE (%[2]s) AND owner = ? AND status = 9 LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine
 		STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel`
+	// A tombstone stays for as long as its table: what a sensitive message said must not.
+	sqlDelayBlank = `UPDATE /* tidings:delay-blank */ (SELECT msg_id, channel FROM %[1]s FORCE INDEX (PRIMARY)
+			WHERE (%[2]s) AND owner = ? AND status = 9 LIMIT %[3]d FOR UPDATE SKIP LOCKED) AS mine
+		STRAIGHT_JOIN %[1]s AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel
+		SET task.params = NULL, task.content = NULL WHERE %[4]s`
 	// One that replaces a tombstone counts twice.
 	sqlDelayGuard = "SET /* tidings:delay-guard */ @tidings_ok = IF(ROW_COUNT() >= @tidings_moved, 1, (SELECT 1 UNION SELECT 2))"
 	sqlDelayMoved = "SELECT /* tidings:delay-moved */ @tidings_moved"
@@ -77,6 +82,7 @@ func (s *Store) Tend(ctx context.Context) (done Tended, err error) {
 		return done, public(err)
 	}
 	done.Looked = time.Since(began)
+	s.noteEarliest(first)
 	due := s.Now().Add(s.cfg.Delay.Lead)
 	for i, table := range r.tables {
 		if !first[i].IsZero() && !first[i].After(due) {
@@ -92,6 +98,17 @@ func (s *Store) Tend(ctx context.Context) (done Tended, err error) {
 		done.Turn = s.turnDue(r, first)
 	}
 	return done, public(errors.Join(stale, err))
+}
+
+// noteEarliest remembers when the first task is due that is known of.
+func (s *Store) noteEarliest(first []time.Time) {
+	var earliest *time.Time
+	for i := range first {
+		if f := first[i]; !f.IsZero() && f != unknownDue && (earliest == nil || f.Before(*earliest)) {
+			earliest = &f
+		}
+	}
+	s.earliest.Store(earliest)
 }
 
 // firstDue tells for each table when its first task is due; zero: it has none. Of a table that is locked nothing is known: unknownDue.
@@ -261,6 +278,8 @@ func (s *Store) moveAtOnce(ctx context.Context, from string, to target, keys []d
 	if from == farTable { // it is never truncated
 		p.add(fmt.Sprintf(sqlDelayLeave, from, where, len(keys)), owner)
 		p.add(sqlDelayGuard)
+	} else {
+		p.add(fmt.Sprintf(sqlDelayBlank, from, where, len(keys), isSensitive("task")), owner)
 	}
 	err = s.onPacketConn(ctx, s.moves, func(conn *sql.Conn) error {
 		if _, err := conn.ExecContext(ctx, "BEGIN; "+s.text(&p)+"; COMMIT", p.args...); err != nil {

@@ -37,11 +37,11 @@ func (s *Store) NewOwner() string {
 const (
 	sqlFreeNode = `SELECT /* tidings:node-free */ node FROM t_node WHERE lease_end <= UTC_TIMESTAMP(3)
 		ORDER BY node LIMIT 1 FOR UPDATE SKIP LOCKED`
-	sqlTakeNode = `UPDATE /* tidings:node-take */ t_node SET boot = boot + 1, holder = ?, host = ?, pid = ?, version = ?,
+	sqlTakeNode = `UPDATE /* tidings:node-take */ t_node SET boot = boot + 1, holder = ?, host = ?, pid = ?, version = ?, serves = ?,
 		start_time = UTC_TIMESTAMP(3), lease_end = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND
 		WHERE node = ? AND lease_end <= UTC_TIMESTAMP(3)`
-	sqlNewNode = `INSERT /* tidings:node-new */ INTO t_node (node, boot, holder, host, pid, version, start_time, lease_end)
-		SELECT COALESCE(MAX(node) + 1, 0), 1, ?, ?, ?, ?, UTC_TIMESTAMP(3), UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND FROM t_node`
+	sqlNewNode = `INSERT /* tidings:node-new */ INTO t_node (node, boot, holder, host, pid, version, serves, start_time, lease_end)
+		SELECT COALESCE(MAX(node) + 1, 0), 1, ?, ?, ?, ?, ?, UTC_TIMESTAMP(3), UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND FROM t_node`
 	sqlMyNode = `SELECT /* tidings:node-mine */ node, boot, start_time, lease_end, UTC_TIMESTAMP(3) AS now FROM t_node WHERE holder = ?`
 	// An earlier end is never taken back: ids up to it may have been made before the database's clock stepped back.
 	sqlRenewNode = `UPDATE /* tidings:node-renew */ t_node
@@ -49,6 +49,26 @@ const (
 		WHERE holder = ? AND lease_end > UTC_TIMESTAMP(3)`
 	sqlReleaseNode = `UPDATE /* tidings:node-release */ t_node SET holder = '', lease_end = LEAST(lease_end, GREATEST(?, UTC_TIMESTAMP(3))) WHERE holder = ?`
 )
+
+// Node is a process that holds a node number, or held it.
+type Node struct {
+	Node     uint16    `db:"node"`
+	Boot     uint32    `db:"boot"`
+	Host     string    `db:"host"`
+	PID      int       `db:"pid"`
+	Version  string    `db:"version"`
+	Serves   bool      `db:"serves"` // it claims and sends; commands do not
+	Start    time.Time `db:"start_time"`
+	LeaseEnd time.Time `db:"lease_end"` // ahead: it is alive
+}
+
+const sqlNodes = `SELECT /* tidings:nodes */ node, boot, host, pid, version, serves, start_time, lease_end FROM t_node ORDER BY node`
+
+// Nodes lists the processes that hold node numbers, or held them.
+func (s *Store) Nodes(ctx context.Context) (nodes []Node, err error) {
+	err = s.db.SelectContext(ctx, &nodes, sqlNodes)
+	return nodes, public(err)
+}
 
 type nodeRow struct {
 	Node     uint16    `db:"node"`
@@ -73,9 +93,9 @@ func (s *Store) takeNode(ctx context.Context) error {
 			}
 			var err error
 			if len(free) == 0 {
-				_, err = tx.ExecContext(ctx, sqlNewNode, holder, host, os.Getpid(), s.cfg.Version, lease)
+				_, err = tx.ExecContext(ctx, sqlNewNode, holder, host, os.Getpid(), s.cfg.Version, !s.cfg.Command, lease)
 			} else {
-				_, err = tx.ExecContext(ctx, sqlTakeNode, holder, host, os.Getpid(), s.cfg.Version, lease, free[0])
+				_, err = tx.ExecContext(ctx, sqlTakeNode, holder, host, os.Getpid(), s.cfg.Version, !s.cfg.Command, lease, free[0])
 			}
 			return err
 		})

@@ -28,7 +28,7 @@ type TaskView struct {
 	Finished      time.Time // zero: it has not ended
 	ProviderMsgID string
 	Latency       time.Duration // of the successful or last attempt
-	place         string        // the table that it stands in
+	Place         string        // the table that it stands in
 }
 
 // AttemptView is a row of the attempt log.
@@ -125,7 +125,7 @@ func (s *Store) readMessages(ctx context.Context, query string, began time.Time)
 			finished sql.NullTime
 			latency  int64
 		)
-		if err := scanTask(rows, &t.Task, &t.place, &finished, &t.ProviderMsgID, &latency); err != nil {
+		if err := scanTask(rows, &t.Task, &t.Place, &finished, &t.ProviderMsgID, &latency); err != nil {
 			return nil, err
 		}
 		t.Finished, t.Latency = finished.Time, time.Duration(latency)*time.Millisecond

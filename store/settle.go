@@ -31,6 +31,7 @@ type Outcome struct {
 	Latency         time.Duration // of the provider's answer
 	Finished        time.Time     // by Store.Now
 	Attempt         *Attempt      // for the attempt log; nil: none (success, or nothing was tried)
+	Alarm           string        // for Dead: which alarm tells of it, AlarmNow or AlarmDaily; empty: none
 }
 
 // Attempt is a try that did not end in success.
@@ -157,6 +158,7 @@ func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) 
 		if len(attempts) > 0 {
 			p.addRows(s.attemptRows(outcomes, attempts))
 		}
+		p.addRows(s.statRows(outcomes, own))
 		return s.run(ctx, &p)
 	})
 }
@@ -197,7 +199,12 @@ func moveStatement(to destination, outcomes []Outcome, part []int) (string, []an
 	p := picker{outcomes: outcomes, part: part}
 	table, columns, end := "t_msg_dead", deadColumns, sqlDeadAgain
 	p.sql("task.msg_id, task.channel, task.source_id, task.request_id, task.batch_id, task.category, '" + lane.String() + "', task.receiver, " +
-		"task.template_id, task.template_version, task.params, task.content, ")
+		"task.template_id, task.template_version, ")
+	if to == toRecord {
+		p.sql(blanked("task", "params") + ", " + blanked("task", "content") + ", ")
+	} else { // it may be sent again
+		p.sql("task.params, task.content, ")
+	}
 	p.number(func(o *Outcome) int { return int(o.State) })
 	p.sql(", ")
 	p.number((*Outcome).attempts)
@@ -410,6 +417,8 @@ func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes 
 		func() error { return deleteRows(ctx, tx, lane, outcomes, leaving) },
 		func() error { return putBack(ctx, tx, lane, outcomes, back) },
 		func() error { return insertRows(ctx, tx, s.attemptRows(outcomes, attempts)) },
+		func() error { return insertRows(ctx, tx, alarmRows(outcomes, dead)) },
+		func() error { return insertRows(ctx, tx, s.statRows(outcomes, ended)) },
 	} {
 		if err := step(); err != nil {
 			return err
@@ -468,15 +477,16 @@ func changed(res interface{ RowsAffected() (int64, error) }, err error, want int
 
 // rows are values for a multi-row INSERT.
 type rows struct {
-	query, group string
-	n            int
-	args         []any
+	query, group, end string
+	n                 int
+	args              []any
 }
 
 func (r rows) text() string {
 	var b strings.Builder
 	b.WriteString(r.query)
 	values(&b, r.group, r.n)
+	b.WriteString(r.end)
 	return b.String()
 }
 
@@ -489,6 +499,28 @@ func (s *Store) attemptRows(outcomes []Outcome, own []int) rows {
 		o := &outcomes[i]
 		r.args = append(r.args, o.Task.MsgID, o.Task.Channel, o.Task.Attempt, o.Attempt.Outcome, clip(o.Provider, 64), clip(o.Attempt.Code, 64),
 			clip(o.Attempt.Text, 512), o.Latency.Milliseconds(), node, o.Finished)
+	}
+	return r
+}
+
+// statRows count tasks that end, sorted.
+func (s *Store) statRows(outcomes []Outcome, own []int) rows {
+	sum := stats{}
+	for _, i := range own {
+		o := &outcomes[i]
+		sum.add(&o.Task, o.State, o.Finished, o.Latency)
+	}
+	return sum.rows(s.Node())
+}
+
+// alarmRows are the dead letters that people are to be told of.
+func alarmRows(outcomes []Outcome, dead []int) rows {
+	r := rows{query: sqlAlarms, group: "(?,?,?,UTC_TIMESTAMP(3))", end: sqlAlarmsEnd}
+	for _, i := range dead {
+		if o := &outcomes[i]; o.Alarm != "" {
+			r.n++
+			r.args = append(r.args, o.Alarm, o.Task.MsgID, o.Task.Channel)
+		}
 	}
 	return r
 }

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"tidings/internal/id"
+	"tidings/internal/metrics"
 	"tidings/internal/msg"
 )
 
@@ -35,8 +36,10 @@ type Config struct {
 	Timeout        time.Duration // how long a caller of Enqueue or a query waits at most; default 5 s
 	NodeLease      time.Duration // how long a node number is held without renewal; default 60 s
 	Version        string        // the program's version, for t_node
+	Command        bool          // the process claims and sends nothing: it takes no share of rates
 	Delay          DelayConfig   // scheduled sends
 	Log            *slog.Logger
+	Metrics        *metrics.Metrics // nil: nothing is counted
 	// Wake is called after a commit that made tasks of a lane and channel ready, with the time (the database's) that the first of them
 	// is due. It must not block.
 	Wake func(lane msg.Lane, channel msg.Channel, due time.Time)
@@ -71,7 +74,8 @@ type Store struct {
 	ring                                        mirror[*ring]
 	turns                                       atomic.Uint64 // counts statements into slots: shards take them in turn
 	turned                                      atomic.Pointer[turned]
-	held                                        sync.Map // keyName → time.Time: keys that were found locked, until when they go alone
+	earliest                                    atomic.Pointer[time.Time] // when the first task in a delay table is due; nil: none is known
+	held                                        sync.Map                  // keyName → time.Time: keys that were found locked, until when they go alone
 
 	closing context.Context // ends when Close gives work in the background up
 	giveUp  context.CancelFunc
@@ -109,6 +113,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.limits.shared = map[[sha256.Size]byte]count{}
 	s.node.start(s)
 	s.startEnqueues()
+	for name, pool := range map[string]*sql.DB{"queries": s.db.DB, "packets": s.packets, "moves": s.moves} {
+		cfg.Metrics.Pool(name, pool)
+	}
 	return s, nil
 }
 
@@ -283,6 +290,7 @@ func (s *Store) again(ctx context.Context, fn func() error) error {
 		if err == nil || !isConflict(err) || try == retries {
 			return err
 		}
+		s.cfg.Metrics.Retried(number(err))
 		select {
 		case <-time.After(rand.N(time.Duration(try) * 4 * time.Millisecond)):
 		case <-ctx.Done():

@@ -34,6 +34,20 @@ func (v *Version) Over(p policy.Policy) policy.Policy {
 	return p
 }
 
+// Policy is what a task is sent under: its category's, with what its template says over it. Where the template cannot be read, or
+// there are none (c is nil), the category's holds.
+func (c *Catalog) Policy(ctx context.Context, set *policy.Set, t *store.Task) policy.Policy {
+	p := set.For(t.Category, t.Channel)
+	if t.TemplateID == "" || c == nil {
+		return p
+	}
+	version, err := c.Version(ctx, t.SourceID, t.TemplateID, t.Channel, t.TemplateVersion)
+	if err != nil {
+		return p
+	}
+	return version.Over(p)
+}
+
 type key struct {
 	source, id string
 	channel    msg.Channel

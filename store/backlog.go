@@ -1,0 +1,94 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"tidings/internal/msg"
+)
+
+// BacklogCap bounds what is counted of one lane, channel and state: a million waiting tasks are not counted for a figure.
+const BacklogCap = 10_000
+
+// Depth is how many tasks of a lane and channel there are in a state, BacklogCap at most. Ready are those that may be sent now;
+// waiting, those that are ready and not due.
+type Depth struct {
+	Lane    msg.Lane    `db:"lane"`
+	Channel msg.Channel `db:"channel"`
+	State   string      `db:"state"`
+	Tasks   int         `db:"tasks"`
+}
+
+// DeadDepth is how many dead letters of a channel and category there are; of all together BacklogCap at most are counted.
+type DeadDepth struct {
+	Channel  msg.Channel `db:"channel"`
+	Category string      `db:"category"`
+	Tasks    int         `db:"tasks"`
+}
+
+// Backlog is what waits.
+type Backlog struct {
+	Depths []Depth
+	Oldest []Waiting // ready and due: since when the first of a lane and channel could have been sent
+	Dead   []DeadDepth
+}
+
+// BacklogStates are the states that are counted.
+var BacklogStates = []string{"ready", "waiting", "sending", "unknown"}
+
+const (
+	sqlDepth = `SELECT %d AS lane, %d AS channel, '%s' AS state, COUNT(*) AS tasks FROM
+		(SELECT 1 FROM %s FORCE INDEX (idx_ready) WHERE channel = %[2]d AND status = %[5]d AND next_time < '9000-01-01'%[6]s LIMIT %[7]d) AS capped`
+	sqlDeadDepth = `SELECT /* tidings:backlog-dead */ channel, category, COUNT(*) AS tasks FROM (SELECT channel, category FROM t_msg_dead LIMIT ?) AS capped
+		GROUP BY channel, category`
+)
+
+// Backlog counts what waits, at a cost that is bounded whatever waits.
+func (s *Store) Backlog(ctx context.Context) (b Backlog, err error) {
+	waiting, err := s.Survey(ctx)
+	if err != nil {
+		return b, err
+	}
+	now := s.Now()
+	var parts []string
+	for _, w := range waiting {
+		part := func(state, more string) {
+			parts = append(parts, fmt.Sprintf(sqlDepth, w.Lane, w.Channel, state, queueTable(w.Lane), w.Status, more, BacklogCap))
+		}
+		if w.Status != msg.Ready {
+			part(w.Status.String(), "")
+			continue
+		}
+		part("ready", " AND next_time <= UTC_TIMESTAMP(3)")
+		part("waiting", " AND next_time > UTC_TIMESTAMP(3)")
+		if !w.Next.After(now) {
+			b.Oldest = append(b.Oldest, w)
+		}
+	}
+	if len(parts) > 0 {
+		query := strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:backlog */ ", 1)
+		if err := s.db.SelectContext(ctx, &b.Depths, query); err != nil {
+			return b, public(err)
+		}
+	}
+	return b, public(s.db.SelectContext(ctx, &b.Dead, sqlDeadDepth, BacklogCap))
+}
+
+// ScheduleLag is how long the first scheduled message that is still in a delay table has been due; 0: none is.
+func (s *Store) ScheduleLag() time.Duration {
+	first := s.earliest.Load()
+	if first == nil {
+		return 0
+	}
+	return max(0, s.Now().Sub(*first))
+}
+
+// Ahead counts the tasks of a lane and channel that are to be sent before an instant, up to most.
+func (s *Store) Ahead(ctx context.Context, lane msg.Lane, channel msg.Channel, before time.Time, most int) (n int, err error) {
+	err = s.db.GetContext(ctx, &n, fmt.Sprintf(sqlAhead, queueTable(lane)), channel, before, most)
+	return n, public(err)
+}
+
+const sqlAhead = `SELECT /* tidings:ahead */ COUNT(*) FROM (SELECT 1 FROM %s FORCE INDEX (idx_ready) WHERE channel = ? AND status = 0 AND next_time < ? LIMIT ?) AS capped`
