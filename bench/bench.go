@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"tidings/internal/localdb"
+	"tidings/internal/metrics"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
 	"tidings/queue"
@@ -185,7 +186,7 @@ func runOne(ctx context.Context, db *localdb.Server, s scenario, n int, o Option
 		return nil, err
 	}
 	r := &rig{dsn: dsn, dir: o.Dir, policies: policy.Defaults(), log: log, slots: 2000, text: strings.Repeat("x", o.Payload)}
-	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 32, Log: log, Wake: r.wake, Reserve: r.reserve, Observe: func(string) { r.roundTrips.Add(1) }})
+	st, err := store.Open(ctx, store.Config{DSN: dsn, Connections: 32, Log: log, Metrics: metrics.New("bench", ""), Wake: r.wake, Reserve: r.reserve, Observe: func(string) { r.roundTrips.Add(1) }})
 	if err != nil {
 		return nil, err
 	}
@@ -341,7 +342,7 @@ func (r *rig) reserve(l msg.Lane, c msg.Channel, n int) store.Reservation {
 func (r *rig) start(want int, others ...queue.Channel) error {
 	r.sink = &sink{want: int64(want), all: make(chan struct{}), total: &r.sent}
 	engine, err := queue.New(queue.Config{
-		Store: r.store, Policies: r.policies, Log: r.log,
+		Store: r.store, Policies: r.policies, Log: r.log, Metrics: metrics.New("bench", ""), // as in production: all is counted
 		Channels: append(others, queue.Channel{Channel: msg.Log, Providers: []queue.Provider{{Name: "sink", Provider: r.sink, Limits: r.ask}}, Slots: r.slots}),
 	})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"tidings/internal/admit"
+	"tidings/internal/metrics"
 	"tidings/internal/msg"
 	"tidings/queue"
 	"tidings/sender"
@@ -63,7 +64,7 @@ func (r *rig) request(text string) string {
 // serve runs the HTTP server on a port of its own.
 func (r *rig) serve() (address string, stop func(), err error) {
 	api := server.New(server.Config{
-		Store: r.store, Version: "bench", Log: r.log,
+		Store: r.store, Version: "bench", Log: r.log, Metrics: metrics.New("bench", ""),
 		Admit: &admit.Admitter{Policies: r.policies, Configured: func(c msg.Channel) bool { return c == msg.Log }, Now: r.store.Now},
 	})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -443,8 +443,8 @@ func attemptViews(attempts []store.AttemptView) (out []Attempt) {
 
 // Explanation says why each task of a message is where it is.
 type Explanation struct {
-	MsgID  string         `json:"msg_id"`
-	Status string         `json:"status"`
+	MsgID  string              `json:"msg_id"`
+	Status string              `json:"status"`
 	Tasks  []explain.Explained `json:"tasks"`
 }
 

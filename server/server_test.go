@@ -66,8 +66,12 @@ func setup(t testing.TB, cfg store.Config) *bundle {
 func serve(t testing.TB, s *store.Store, dsn string, review bool) *bundle {
 	templates := catalog.New(s)
 	api := server.New(server.Config{Store: s, Version: "test", Review: review, Metrics: metrics.New("test", ""), Explain: &explain.Explainer{
-		Store: s, Chain: func(msg.Channel) []explain.Provider { return []explain.Provider{{Name: "relay", BreakerOpen: 10 * time.Second}} },
-		Policy: func(ctx context.Context, t *store.Task) policy.Policy { return templates.Policy(ctx, policy.Defaults(), t) },
+		Store: s, Chain: func(msg.Channel) []explain.Provider {
+			return []explain.Provider{{Name: "relay", BreakerOpen: 10 * time.Second}}
+		},
+		Policy: func(ctx context.Context, t *store.Task) policy.Policy {
+			return templates.Policy(ctx, policy.Defaults(), t)
+		},
 	}, Admit: &admit.Admitter{
 		Policies: policy.Defaults(), Now: s.Now, Templates: templates.Usable,
 		Configured: func(c msg.Channel) bool { return c == msg.Log || c == msg.Email || c == msg.Webhook },
