@@ -172,6 +172,13 @@ func check(t *testing.T, db *localdb.Server, l *ledger, dir string, kills []time
 			t.Errorf("%s was sent %d times, first at %v, far from any kill", key, len(at), at[0])
 		}
 	}
+	var figures, records int
+	if err := view.QueryRow("SELECT (SELECT COALESCE(SUM(tasks), 0) FROM t_stat_hour), (SELECT COUNT(*) FROM t_msg_record)").Scan(&figures, &records); err != nil {
+		t.Fatal(err)
+	}
+	if figures != records {
+		t.Errorf("t_stat_hour has %d tasks, t_msg_record %d", figures, records)
+	}
 	t.Logf("%d kills, %d accepted, lost %d, sent twice %d", len(kills), len(l.accepted), lost, twice)
 	if len(l.accepted) < 20*len(kills) {
 		t.Errorf("only %d messages were accepted: the test shows little", len(l.accepted))

@@ -46,7 +46,7 @@ func (e *Engine) logDecided(o *store.Outcome) {
 	if o.Error != "" {
 		log = log.With("err", o.Error)
 	}
-	if !o.Next.IsZero() {
+	if o.State == msg.Ready || o.State == msg.Unknown {
 		log = log.With("next", o.Next)
 	}
 	log.Log(e.sends, level, "decided")

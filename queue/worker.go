@@ -105,7 +105,7 @@ func (p *pump) send(ctx context.Context, m *sender.Message, via *gate) (v sender
 			v = sender.Verdict{Kind: sender.Unknown, Text: "the provider's code failed"}
 		}
 	}()
-	return via.Send(ctx, m)
+	return sender.Redact(via.Send(ctx, m), m)
 }
 
 // message renders a task, or tells why it cannot be.
