@@ -85,6 +85,9 @@ func (a *app) deadListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List dead letters, those that died last first", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.limit < 1 || f.limit > mostListed {
+				return fmt.Errorf("--limit must be between 1 and %d", mostListed)
+			}
 			return a.withStore(cmd, func(ctx context.Context, st *store.Store) error {
 				filter, err := f.filter(st.Now())
 				if err != nil {
@@ -99,8 +102,10 @@ func (a *app) deadListCommand() *cobra.Command {
 	return cmd
 }
 
+const mostListed = 10_000
+
 func listDead(ctx context.Context, st *store.Store, filter store.DeadFilter, limit int, out io.Writer) error {
-	found, err := st.DeadLetters(ctx, filter, store.DeadCursor{}, max(limit, 1))
+	found, err := st.DeadLetters(ctx, filter, store.DeadCursor{}, limit)
 	if err != nil {
 		return err
 	}
@@ -205,7 +210,7 @@ func (a *app) deadRequeueCommand() *cobra.Command {
 					return p.Attempts, p.Expiry
 				}}
 				if !f.force {
-					h.Ready = func(ctx context.Context, c msg.Channel) error { return inOrder(ctx, st, x, c) }
+					h.Ready = func(ctx context.Context, r store.Route) error { return inOrder(ctx, x, r) }
 				}
 				return f.handle(ctx, st, h, args, cmd.OutOrStdout())
 			})
@@ -239,20 +244,20 @@ func oneOrFilter(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// inOrder tells whether anything can be sent over a channel now.
-func inOrder(ctx context.Context, st *store.Store, x *explain.Explainer, channel msg.Channel) error {
-	c, err := st.Control(ctx)
-	if err != nil {
-		return err
+// inOrder tells whether what goes this way can be sent now.
+func inOrder(ctx context.Context, x *explain.Explainer, r store.Route) error {
+	why, err := x.OutOfOrder(ctx, r, true)
+	if err == nil && why != "" {
+		err = fmt.Errorf("%s is out of order: %s; --force does it all the same", r.Channel, why)
 	}
-	if why := explain.OutOfOrder(&c, x.Chain(channel), st.Now()); why != "" {
-		return fmt.Errorf("%s is out of order: %s; --force does it all the same", channel, why)
-	}
-	return nil
+	return err
 }
 
 // handle does to one dead letter, or to all that the flags mean, what h says.
 func (f *deadFlags) handle(ctx context.Context, st *store.Store, h store.Handling, args []string, out io.Writer) error {
+	if f.rate < 0 || f.rate > store.MostRequeueRate {
+		return fmt.Errorf("--rate must be between 1 and %d", store.MostRequeueRate)
+	}
 	done := "requeued"
 	if h.Discard {
 		done = "discarded"
@@ -284,9 +289,12 @@ func (f *deadFlags) handle(ctx context.Context, st *store.Store, h store.Handlin
 		fmt.Fprintf(out, "left alone, for their tasks stand in their queue tables as well: %d\n", all.Left)
 	}
 	if err == nil && !all.Done {
-		err = errors.New("stopped before all were done: run it again")
+		err = errors.New("stopped before all were done")
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("%w; to go on, run it again with --until %s", err, filter.Until.Format(time.RFC3339Nano))
+	}
+	return nil
 }
 
 func handleOneDead(ctx context.Context, st *store.Store, h store.Handling, args []string, filter store.DeadFilter, done string, out io.Writer) error {
@@ -296,11 +304,6 @@ func handleOneDead(ctx context.Context, st *store.Store, h store.Handling, args 
 	}
 	if filter != (store.DeadFilter{}) {
 		return errors.New("a message and a filter exclude each other")
-	}
-	if h.Ready != nil {
-		if err := h.Ready(ctx, channel); err != nil {
-			return err
-		}
 	}
 	if err := st.HandleDead(ctx, msgID, channel, h); err != nil {
 		return err

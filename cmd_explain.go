@@ -38,7 +38,7 @@ func (a *app) explainCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				tasks, err := explainer(cfg, st, policies, catalog.New(st)).Message(ctx, m)
+				tasks, err := explainer(cfg, st, policies, catalog.New(st)).Message(ctx, m, true)
 				if err != nil {
 					return err
 				}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -29,6 +30,14 @@ func (a *app) statsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if f.Category != "" {
+				if _, err := msg.ParseCategory(f.Category); err != nil {
+					return err
+				}
+			}
+			if day != "" && cmd.Flags().Changed("since") {
+				return errors.New("--day and --since exclude each other")
+			}
 			if channel != "" {
 				if f.Channel, err = msg.ParseChannel(channel); err != nil {
 					return err
@@ -42,7 +51,9 @@ func (a *app) statsCommand() *cobra.Command {
 				if !slices.Contains(store.StatColumns, column) {
 					return fmt.Errorf("--by must be of hour, day, source, template, channel, category; %q is not", name)
 				}
-				f.By = append(f.By, column)
+				if !slices.Contains(f.By, column) {
+					f.By = append(f.By, column)
+				}
 			}
 			return a.withStore(cmd, func(ctx context.Context, st *store.Store) error {
 				f.Until = st.Now()

@@ -162,7 +162,8 @@ CREATE TABLE IF NOT EXISTS t_msg_dead (
   PRIMARY KEY (msg_id, channel),
   KEY idx_receiver (receiver, create_time),
   KEY idx_source (source_id, create_time),
-  KEY idx_died (modify_time)
+  KEY idx_died (modify_time),
+  KEY idx_category (category, channel)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='dead letters: attempts used up or outcome unknown; each waits for a person';
 
 CREATE TABLE IF NOT EXISTS t_msg_attempt (
@@ -403,7 +404,7 @@ CREATE TABLE IF NOT EXISTS t_alarm (
   msg_id           BIGINT UNSIGNED   NOT NULL COMMENT 'the dead letter: its row in t_msg_dead',
   channel          TINYINT UNSIGNED  NOT NULL COMMENT 'numbered as in the queue tables',
   create_time      DATETIME(3)       NOT NULL COMMENT 'when the task died (UTC)',
-  PRIMARY KEY (level, msg_id, channel)
+  PRIMARY KEY (level, create_time, msg_id, channel)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='dead letters that nobody has been told of yet; a row goes when its alarm has been delivered';
 
 CREATE TABLE IF NOT EXISTS t_alarm_level (

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"regexp"
 	"slices"
@@ -39,9 +40,9 @@ const (
 
 // alarm tells people of dead letters. t_alarm keeps what they have not been told of: a letter is struck off when its alarm has been
 // delivered, so an alarm that cannot be, or a process that dies, costs time and no letter. Should a process die between the two, they
-// are told twice.
+// are told twice, under the same key.
 func (e *Engine) alarm(ctx context.Context) {
-	retry, failures := map[string]time.Time{}, map[string]int{}
+	failures := map[string]int{}
 	every := time.NewTicker(alarmLook)
 	defer every.Stop()
 	for {
@@ -55,42 +56,39 @@ func (e *Engine) alarm(ctx context.Context) {
 			continue
 		}
 		for _, l := range levels {
-			if !l.Untold || l.Taken || !e.cfg.Alarm.due(l, e.store.Now()) || time.Now().Before(retry[l.Level]) {
+			if l.Taken || !e.cfg.Alarm.due(l, e.store.Now()) {
 				continue
 			}
-			if err := e.tell(ctx, l.Level); err != nil && ctx.Err() == nil {
-				wait := min(leastRetry<<min(failures[l.Level], 10), mostRetry)
-				failures[l.Level]++
-				retry[l.Level] = time.Now().Add(wait)
-				e.log.Error("cannot tell anybody of dead letters, trying again", "level", l.Level, "provider", e.cfg.Alarm.Name, "in", wait, "err", err)
-			} else if err == nil {
+			rest := min(leastRetry<<min(failures[l.Level], 10), mostRetry)
+			if err := e.tell(ctx, l.Level, rest); err == nil {
 				failures[l.Level] = 0
+			} else if ctx.Err() == nil {
+				failures[l.Level]++
+				e.log.Error("cannot tell anybody of dead letters, trying again", "level", l.Level, "provider", e.cfg.Alarm.Name, "in", rest, "err", err)
 			}
 		}
 	}
 }
 
-// due tells whether people may be told now.
+// due tells whether there is something to tell, and people may be told now.
 func (a *Alarm) due(l store.AlarmLevel, now time.Time) bool {
 	switch {
-	case l.Told == nil:
-		return true
+	case l.Oldest == nil:
+		return false
 	case l.Level == store.AlarmNow:
-		return !now.Before(l.Told.Add(cmp.Or(a.Every, time.Minute)))
+		return l.Told == nil || !now.Before(l.Told.Add(cmp.Or(a.Every, time.Minute)))
 	}
-	midnight := now.UTC().Truncate(24 * time.Hour)
-	digest := midnight.Add(a.DigestAt)
+	digest := now.UTC().Truncate(24 * time.Hour).Add(a.DigestAt)
 	if digest.After(now) {
 		digest = digest.Add(-24 * time.Hour)
 	}
-	return l.Told.Before(digest)
+	return (l.Told == nil || l.Told.Before(digest)) && l.Oldest.Before(digest)
 }
 
-// tell tells people of what they have not been told of at a level.
-func (e *Engine) tell(ctx context.Context, level string) (err error) {
+// tell tells people of what they have not been told of at a level. After a failure nobody tries again before a rest is over.
+func (e *Engine) tell(ctx context.Context, level string, rest time.Duration) (err error) {
 	a := e.cfg.Alarm
-	timeout := cmp.Or(a.Timeout, alarmTimeout)
-	owner, err := e.store.TakeAlarm(ctx, level, 2*timeout+10*time.Second)
+	owner, err := e.store.TakeAlarm(ctx, level, 2*cmp.Or(a.Timeout, alarmTimeout)+10*time.Second)
 	if err != nil || owner == "" {
 		return err
 	}
@@ -99,28 +97,26 @@ func (e *Engine) tell(ctx context.Context, level string) (err error) {
 		failed := ""
 		if err != nil {
 			failed = err.Error()
+		} else {
+			rest = 0
 		}
 		leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		err = errors.Join(err, e.store.LeaveAlarm(leave, level, owner, told, failed))
+		err = errors.Join(err, e.store.LeaveAlarm(leave, level, owner, told, failed, rest))
 	}()
-	letters, err := e.untold(ctx, level)
+	d, err := e.untold(ctx, level)
 	if err != nil {
 		return err
 	}
-	groups := byReason(letters)
-	if len(groups) > 0 {
-		send, cancel := context.WithTimeout(ctx, timeout)
-		v := a.Provider.Send(send, a.message(level, owner, groups))
-		cancel()
-		told = v.Kind == sender.Success
-		e.cfg.Metrics.Alarm(level, told)
-		if !told {
-			return fmt.Errorf("%s: %s %s", v.Kind, v.Code, v.Text)
+	if d.letters > 0 {
+		err := a.deliver(ctx, a.message(level, d))
+		e.cfg.Metrics.Alarm(level, err == nil)
+		if told = err == nil; !told {
+			return err
 		}
-		e.log.Info("told of dead letters", "level", level, "provider", a.Name, "letters", len(letters), "reasons", len(groups))
+		e.log.Info("told of dead letters", "level", level, "provider", a.Name, "letters", d.letters, "reasons", len(d.groups))
 	}
-	for part := range slices.Chunk(letters, 500) {
+	for part := range slices.Chunk(d.deaths, 500) {
 		if err := e.store.Told(context.WithoutCancel(ctx), level, part); err != nil {
 			return err
 		}
@@ -128,19 +124,43 @@ func (e *Engine) tell(ctx context.Context, level string) (err error) {
 	return nil
 }
 
-func (e *Engine) untold(ctx context.Context, level string) (letters []store.Untold, err error) {
-	var last *store.Untold
-	for len(letters) < mostAlarmed {
+// deliver asks the provider once.
+func (a *Alarm) deliver(ctx context.Context, m *sender.Message) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(a.Timeout, alarmTimeout))
+	defer cancel()
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the provider panicked: %v", r)
+		}
+	}()
+	if v := sender.Redact(a.Provider.Send(ctx, m), m); v.Kind != sender.Success {
+		return fmt.Errorf("%s: %s %s", v.Kind, v.Code, v.Text)
+	}
+	return nil
+}
+
+// digest is what one alarm tells.
+type digest struct {
+	deaths  []store.AlarmKey // all that is struck off when it has been delivered
+	letters int              // that still wait
+	groups  map[reason]*reasonCount
+}
+
+// untold puts letters together by reason, page by page.
+func (e *Engine) untold(ctx context.Context, level string) (*digest, error) {
+	d := &digest{groups: map[reason]*reasonCount{}}
+	for last := (store.AlarmKey{}); len(d.deaths) < mostAlarmed; {
 		page, err := e.store.Untold(ctx, level, last, alarmPage)
 		if err != nil {
 			return nil, err
 		}
-		if letters = append(letters, page...); len(page) < alarmPage {
+		d.add(page)
+		if len(page) < alarmPage {
 			break
 		}
-		last = &page[len(page)-1]
+		last = page[len(page)-1].AlarmKey
 	}
-	return letters, nil
+	return d, nil
 }
 
 // reason is what letters of one alarm line have in common.
@@ -155,35 +175,47 @@ type reasonCount struct {
 	example     string
 }
 
-// byReason groups letters, the most frequent reason first. Those that somebody has handled meanwhile are nobody's business.
-func byReason(letters []store.Untold) (groups []reasonCount) {
-	found := map[reason]*reasonCount{}
+// mostReasons bounds what is kept of one alarm; more are told of together.
+const mostReasons = 1000
+
+// add counts letters. Those that somebody has handled meanwhile are nobody's business.
+func (d *digest) add(letters []store.Untold) {
 	for i := range letters {
 		l := &letters[i]
+		d.deaths = append(d.deaths, l.AlarmKey)
 		if l.Category == "" {
 			continue
 		}
+		d.letters++
 		r := reason{l.Category, l.Channel.String(), l.Provider, sameReason(l.Reason)}
-		g := found[r]
+		if d.groups[r] == nil && len(d.groups) >= mostReasons {
+			r.text = "other reasons"
+		}
+		g := d.groups[r]
 		if g == nil {
-			g = &reasonCount{reason: r, first: l.Died, last: l.Died, example: msg.TaskKey(l.MsgID, l.Channel)}
-			found[r] = g
+			g = &reasonCount{reason: r, first: l.Died, example: msg.TaskKey(l.MsgID, l.Channel)}
+			d.groups[r] = g
 		}
 		g.letters++
-		if l.Died.Before(g.first) {
-			g.first = l.Died
-		}
-		if l.Died.After(g.last) {
-			g.last = l.Died
-		}
+		g.last = l.Died // they come in this order
 	}
-	for _, r := range slices.SortedFunc(maps.Keys(found), func(a, b reason) int {
-		return cmp.Or(-cmp.Compare(found[a].letters, found[b].letters), cmp.Compare(a.category, b.category), cmp.Compare(a.text, b.text),
+}
+
+// sorted gives the most frequent reason first.
+func (d *digest) sorted() []*reasonCount {
+	return slices.SortedFunc(maps.Values(d.groups), func(a, b *reasonCount) int {
+		return cmp.Or(-cmp.Compare(a.letters, b.letters), cmp.Compare(a.category, b.category), cmp.Compare(a.text, b.text),
 			cmp.Compare(a.channel, b.channel), cmp.Compare(a.provider, b.provider))
-	}) {
-		groups = append(groups, *found[r])
+	})
+}
+
+// key is the same for the same deaths: a receiver that was told and whose answer was lost recognises the repetition.
+func (d *digest) key(level string) string {
+	h := fnv.New64a()
+	for _, death := range d.deaths {
+		fmt.Fprintf(h, "%d-%d-%d ", death.Died.UnixMilli(), death.MsgID, death.Channel)
 	}
-	return groups
+	return fmt.Sprintf("alarm-%s-%016x", level, h.Sum64())
 }
 
 var changing = regexp.MustCompile(`[0-9A-Za-z_.:-]*[0-9][0-9A-Za-z_.:-]*`)
@@ -200,14 +232,10 @@ func sameReason(text string) string {
 }
 
 // message is what people read.
-func (a *Alarm) message(level, owner string, groups []reasonCount) *sender.Message {
-	all := 0
+func (a *Alarm) message(level string, d *digest) *sender.Message {
 	var b strings.Builder
-	for i, g := range groups {
-		all += g.letters
-		if i >= alarmLines {
-			continue
-		}
+	groups := d.sorted()
+	for _, g := range groups[:min(len(groups), alarmLines)] {
 		fmt.Fprintf(&b, "%d × %s on %s", g.letters, g.category, g.channel)
 		if g.provider != "" {
 			fmt.Fprintf(&b, " by %s", g.provider)
@@ -218,15 +246,14 @@ func (a *Alarm) message(level, owner string, groups []reasonCount) *sender.Messa
 		fmt.Fprintf(&b, "and %d more reasons\n", more)
 	}
 	b.WriteString("Look: tidings dead list, or GET /api/dead. Send again: tidings dead requeue.")
-	letters := "dead letters"
-	if all == 1 {
-		letters = "dead letter"
+	subject := fmt.Sprintf("Tidings: %d dead letters", d.letters)
+	if d.letters == 1 {
+		subject = "Tidings: 1 dead letter"
 	}
-	subject := fmt.Sprintf("Tidings: %d %s", all, letters)
 	if level == store.AlarmDaily {
 		subject += " since the last digest"
 	}
-	return a.note("alarm-"+level+"-"+owner, subject, b.String())
+	return a.note(d.key(level), subject, b.String())
 }
 
 func (a *Alarm) note(key, subject, text string) *sender.Message {
@@ -235,11 +262,5 @@ func (a *Alarm) note(key, subject, text string) *sender.Message {
 
 // Test delivers an alarm that tells of nothing.
 func (a *Alarm) Test(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(a.Timeout, alarmTimeout))
-	defer cancel()
-	v := a.Provider.Send(ctx, a.note(fmt.Sprintf("alarm-test-%d", time.Now().UnixMilli()), "Tidings: a test", "This is how Tidings tells of dead letters."))
-	if v.Kind != sender.Success {
-		return fmt.Errorf("%s: %s %s", v.Kind, v.Code, v.Text)
-	}
-	return nil
+	return a.deliver(ctx, a.note(fmt.Sprintf("alarm-test-%d", time.Now().UnixMilli()), "Tidings: a test", "This is how Tidings tells of dead letters."))
 }

@@ -19,6 +19,7 @@ type collector struct {
 	mu      sync.Mutex
 	backlog store.Backlog
 	known   bool // backlog could be read
+	up      bool // the database answers
 	next    time.Time
 }
 
@@ -30,12 +31,12 @@ const (
 var (
 	descMessages = desc("tidings_queue_messages", "Tasks by state: ready (may be sent now), waiting (ready, and not due), sending, unknown; counted up to 10,000 each.", "lane", "channel", "state")
 	descAge      = desc("tidings_queue_oldest_age_seconds", "How long the first task of a lane and channel could have been sent; 0: none can.", "lane", "channel")
-	descDead     = desc("tidings_dead_messages", "Dead letters; of all together 10,000 at most are counted.", "channel", "category")
+	descDead     = desc("tidings_dead_messages", "Dead letters; counted up to 10,000 each.", "channel", "category")
 	descLag      = desc("tidings_schedule_lag_seconds", "How long the first scheduled message that is still in a delay table has been due; 0: none is.")
 	descBreaker  = desc("tidings_breaker_state", "How this process finds a provider: 0 in order, 1 tried again, 2 failing and not asked.", "provider")
 	descUsable   = desc("tidings_provider_usable", "Whether this process may ask a provider now: it is not paused, not busy, and its breaker not open.", "provider")
 	descPaused   = desc("tidings_lane_paused", "Whether a lane is paused.", "lane")
-	descDatabase = desc("tidings_database_up", "Whether the database answered when it was last asked for what waits.")
+	descDatabase = desc("tidings_database_up", "Whether the database answered when it was last asked.")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -63,8 +64,8 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 		gauge(descPaused, truth(lanes.paused[l]), l.String())
 	}
 	gauge(descLag, c.engine.store.ScheduleLag().Seconds())
-	backlog, known := c.read()
-	gauge(descDatabase, truth(known))
+	backlog, known, up := c.read()
+	gauge(descDatabase, truth(up))
 	if known {
 		c.waiting(&backlog, gauge)
 	}
@@ -115,25 +116,28 @@ func (c *collector) waiting(b *store.Backlog, gauge func(*prometheus.Desc, float
 
 // read asks the database, unless it did a moment ago. Counting walks the entries that an old snapshot keeps: it takes no more than a
 // fiftieth of the time.
-func (c *collector) read() (store.Backlog, bool) {
+func (c *collector) read() (b store.Backlog, known, up bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	began := time.Now()
 	if began.Before(c.next) {
-		return c.backlog, c.known
+		return c.backlog, c.known, c.up
 	}
 	ctx, cancel := context.WithTimeout(c.engine.sends, backlogCall)
 	defer cancel()
 	backlog, err := c.engine.store.Backlog(ctx)
 	c.backlog, c.known = backlog, err == nil
 	c.next = time.Now().Add(max(backlogFresh, restAfter(time.Since(began))))
+	c.up = err == nil
 	if err != nil {
-		c.next = time.Now().Add(backlogFresh)
+		ping, stop := context.WithTimeout(c.engine.sends, time.Second)
+		defer stop()
+		c.up = c.engine.store.Ping(ping) == nil // counting may just take too long
 		if c.engine.sends.Err() == nil {
 			c.engine.log.Warn("cannot count what waits", "err", err)
 		}
 	}
-	return c.backlog, c.known
+	return c.backlog, c.known, c.up
 }
 
 func truth(v bool) float64 {

@@ -47,6 +47,9 @@ func taskBytes(t *store.Task) int { return len(t.Content) + len(t.Params) + 512 
 // finish hands an outcome over. It blocks while the settler is behind.
 func (e *Engine) finish(o store.Outcome) {
 	e.logDecided(&o)
+	if e.cfg.Alarm == nil { // nobody would strike it off
+		o.Alarm = ""
+	}
 	e.settler.open.Add(1)
 	e.settler.add(o)
 }

@@ -105,8 +105,13 @@ func TestAlarms(t *testing.T) {
 	b.send(t, 1, verification)
 	b.await(t, 46, "t_msg_dead")
 	b.await(t, 0, "t_alarm WHERE level = 'now'")
-	if _, err := b.db.Exec("UPDATE t_alarm_level SET told_time = told_time - INTERVAL 1 DAY WHERE level = 'daily'"); err != nil {
-		t.Fatal(err)
+	for _, statement := range []string{
+		"UPDATE t_alarm SET create_time = create_time - INTERVAL 1 DAY WHERE level = 'daily'",
+		"UPDATE t_alarm_level SET told_time = told_time - INTERVAL 1 DAY WHERE level = 'daily'",
+	} {
+		if _, err := b.db.Exec(statement); err != nil {
+			t.Fatal(err)
+		}
 	}
 	b.await(t, 0, "t_alarm")
 	if texts := pager.told(); len(texts) != 3 || !strings.Contains(texts[1], "1 dead letter\n") || !strings.Contains(texts[2], "5 dead letters since the last digest") {

@@ -65,16 +65,17 @@ func (p *pump) work(j *job) {
 	r.Latency = time.Since(started)
 	o := decide(t, r, own, e.store.Now())
 	if failed == nil {
-		p.count(t, j.via, r, now)
+		p.count(t, j.via, r, now, own)
 		p.logSent(t, r)
 	}
 	e.finish(o)
 }
 
 // count adds an attempt to the figures. began is the database's time.
-func (p *pump) count(t *store.Task, via *gate, r result, began time.Time) {
+func (p *pump) count(t *store.Task, via *gate, r result, began time.Time, own policy.Policy) {
 	p.counters[via].Ended(r.Kind.String(), r.Latency)
-	if latency := p.latency[t.Lane]; latency != nil && r.Kind == sender.Success {
+	requeued := t.AttemptLimit > own.Attempts // it has been a dead letter: how long that took says nothing of the queue
+	if latency := p.latency[t.Lane]; latency != nil && r.Kind == sender.Success && !requeued {
 		latency.Observe(max(0, began.Sub(t.Due).Seconds()))
 	}
 }

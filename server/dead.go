@@ -13,7 +13,6 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"tidings/internal/admit"
-	"tidings/internal/explain"
 	"tidings/internal/msg"
 	"tidings/store"
 )
@@ -217,12 +216,11 @@ func (s *Server) requeueOne(ctx context.Context, in *requeueOneInput) (*messageO
 	if err != nil {
 		return nil, err
 	}
+	h := store.Handling{By: caller(ctx).ID, Policy: s.attemptsAgain}
 	if in.Body == nil || !in.Body.Force {
-		if err := s.inOrder(ctx, d.Channel); err != nil {
-			return nil, s.answer(ctx, err)
-		}
+		h.Ready = s.inOrder
 	}
-	return s.handleOne(ctx, d, store.Handling{By: caller(ctx).ID, Policy: s.attemptsAgain})
+	return s.handleOne(ctx, d, h)
 }
 
 type discardOneInput struct {
@@ -262,18 +260,15 @@ func (s *Server) attemptsAgain(ctx context.Context, t *store.Task) (attempts int
 	return p.Attempts, p.Expiry
 }
 
-// inOrder tells whether anything can be sent over a channel now.
-func (s *Server) inOrder(ctx context.Context, channel msg.Channel) error {
-	c, err := s.cfg.Store.Control(ctx)
-	if err != nil {
+// inOrder tells whether what goes this way can be sent now.
+func (s *Server) inOrder(ctx context.Context, r store.Route) error {
+	why, err := s.cfg.Explain.OutOfOrder(ctx, r, caller(ctx).Admin())
+	if err != nil || why == "" {
 		return err
 	}
-	if why := explain.OutOfOrder(&c, s.cfg.Explain.Chain(channel), s.cfg.Store.Now()); why != "" {
-		p := channelDown.problem()
-		p.Detail = fmt.Sprintf("%s: %s.", channel, why)
-		return p
-	}
-	return nil
+	p := channelDown.problem()
+	p.Detail = fmt.Sprintf("%s: %s.", r.Channel, why)
+	return p
 }
 
 // HandleDead says which dead letters are to be handled.
@@ -354,11 +349,6 @@ func (s *Server) handleAll(ctx context.Context, in *HandleDead, h store.Handling
 	out := HandledDead{DryRun: in.DryRun, Counts: map[string]int{}, Until: f.Until}
 	for channel, n := range counts {
 		out.Counts[channel.String()] = n
-		if h.Ready != nil {
-			if err := h.Ready(ctx, channel); err != nil {
-				return nil, s.answer(ctx, err)
-			}
-		}
 	}
 	if in.DryRun {
 		return &handledOutput{out}, nil
@@ -372,7 +362,7 @@ func (s *Server) handleAll(ctx context.Context, in *HandleDead, h store.Handling
 	var problem *APIError
 	if errors.As(err, &problem) { // what was done is done
 		stopped := *problem
-		stopped.Detail = strings.TrimSuffix(problem.Detail, ".") + fmt.Sprintf("; %d were handled before.", all.Tasks)
+		stopped.Detail = strings.TrimSuffix(problem.Detail, ".") + fmt.Sprintf("; %d were handled before. Go on with until %s.", all.Tasks, f.Until.Format(time.RFC3339Nano))
 		return nil, &stopped
 	}
 	if err != nil {

@@ -121,9 +121,15 @@ func TestRequeueByFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/api/dead/requeue"} {
-		if a := shop.do(t, "POST", path, `{"channel":"log"}`); a.status != 409 || a.body["code"] != "channel_out_of_order" || !strings.Contains(a.raw, "paused by ann") || !strings.Contains(a.raw, "bad day") {
+		if a := shop.do(t, "POST", path, `{"channel":"log"}`); a.status != 409 || a.body["code"] != "channel_out_of_order" || !strings.Contains(a.raw, "provider relay is paused since") || strings.Contains(a.raw, "by ann") || strings.Contains(a.raw, "bad day") {
 			t.Errorf("%s with a paused provider: %d %s", path, a.status, a.raw)
 		}
+	}
+	if a := admin.do(t, "POST", "/api/dead/requeue", `{"channel":"log"}`); a.status != 409 || !strings.Contains(a.raw, "paused by ann") || !strings.Contains(a.raw, "bad day") || !strings.Contains(a.raw, "0 were handled before. Go on with until 20") {
+		t.Errorf("for an admin: %d %s", a.status, a.raw)
+	}
+	if a := admin.do(t, "POST", "/api/dead/requeue", `{"channel":"log","dry_run":true}`); a.status != 200 {
+		t.Errorf("a dry run: %d %s", a.status, a.raw)
 	}
 	if a := shop.do(t, "POST", "/api/dead/requeue", `{"channel":"log","force":true,"reason":"no such"}`); a.status != 200 || a.body["tasks"] != 0.0 {
 		t.Errorf("forced: %d %s", a.status, a.raw)

@@ -463,7 +463,7 @@ func (s *Server) explain(ctx context.Context, in *explainInput) (*explainOutput,
 	if err != nil {
 		return nil, s.answer(ctx, err)
 	}
-	tasks, err := s.cfg.Explain.Message(ctx, m)
+	tasks, err := s.cfg.Explain.Message(ctx, m, caller(ctx).Admin())
 	if err != nil {
 		return nil, s.answer(ctx, err)
 	}

@@ -21,7 +21,7 @@ type Depth struct {
 	Tasks   int         `db:"tasks"`
 }
 
-// DeadDepth is how many dead letters of a channel and category there are; of all together BacklogCap at most are counted.
+// DeadDepth is how many dead letters of a channel and category there are, BacklogCap at most.
 type DeadDepth struct {
 	Channel  msg.Channel `db:"channel"`
 	Category string      `db:"category"`
@@ -41,8 +41,9 @@ var BacklogStates = []string{"ready", "waiting", "sending", "unknown"}
 const (
 	sqlDepth = `SELECT %d AS lane, %d AS channel, '%s' AS state, COUNT(*) AS tasks FROM
 		(SELECT 1 FROM %s FORCE INDEX (idx_ready) WHERE channel = %[2]d AND status = %[5]d AND next_time < '9000-01-01'%[6]s LIMIT %[7]d) AS capped`
-	sqlDeadDepth = `SELECT /* tidings:backlog-dead */ channel, category, COUNT(*) AS tasks FROM (SELECT channel, category FROM t_msg_dead LIMIT ?) AS capped
-		GROUP BY channel, category`
+	sqlDeadPlaces = `SELECT /* tidings:backlog-dead-places */ category, channel, 0 AS tasks FROM t_msg_dead FORCE INDEX (idx_category) GROUP BY category, channel`
+	sqlDeadDepth  = `SELECT '%[1]s' AS category, %[2]d AS channel, COUNT(*) AS tasks FROM
+		(SELECT 1 FROM t_msg_dead FORCE INDEX (idx_category) WHERE category = '%[1]s' AND channel = %[2]d LIMIT %[3]d) AS capped`
 )
 
 // Backlog counts what waits, at a cost that is bounded whatever waits.
@@ -58,6 +59,9 @@ func (s *Store) Backlog(ctx context.Context) (b Backlog, err error) {
 			parts = append(parts, fmt.Sprintf(sqlDepth, w.Lane, w.Channel, state, queueTable(w.Lane), w.Status, more, BacklogCap))
 		}
 		if w.Status != msg.Ready {
+			if !w.Status.Queued() { // made by hand
+				continue
+			}
 			part(w.Status.String(), "")
 			continue
 		}
@@ -73,7 +77,16 @@ func (s *Store) Backlog(ctx context.Context) (b Backlog, err error) {
 			return b, public(err)
 		}
 	}
-	return b, public(s.db.SelectContext(ctx, &b.Dead, sqlDeadDepth, BacklogCap))
+	var places []DeadDepth
+	if err := s.db.SelectContext(ctx, &places, sqlDeadPlaces); err != nil || len(places) == 0 {
+		return b, public(err)
+	}
+	parts = parts[:0]
+	for _, p := range places {
+		parts = append(parts, fmt.Sprintf(sqlDeadDepth, p.Category, p.Channel, BacklogCap))
+	}
+	query := strings.Replace(strings.Join(parts, " UNION ALL "), "SELECT ", "SELECT /* tidings:backlog-dead */ ", 1)
+	return b, public(s.db.SelectContext(ctx, &b.Dead, query))
 }
 
 // ScheduleLag is how long the first scheduled message that is still in a delay table has been due; 0: none is.

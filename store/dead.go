@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jmoiron/sqlx"
@@ -46,17 +47,18 @@ const (
 	sqlDead       = `SELECT /* tidings:dead */ ` + deadView + ` FROM t_msg_dead WHERE msg_id = ? AND channel = ?`
 	sqlListOfDead = `SELECT /* tidings:dead-list */ ` + deadView + ` FROM t_msg_dead FORCE INDEX (idx_died) WHERE %s
 		AND (modify_time < ? OR (modify_time = ? AND (msg_id < ? OR (msg_id = ? AND channel < ?)))) ORDER BY modify_time DESC, msg_id DESC, channel DESC LIMIT ?`
-	sqlDeadKeys = `SELECT /* tidings:dead-keys */ msg_id, channel, modify_time AS due_time FROM t_msg_dead FORCE INDEX (idx_died) WHERE %s
+	sqlDeadKeys = `SELECT /* tidings:dead-keys */ ` + deadKey + `, modify_time AS due_time FROM t_msg_dead FORCE INDEX (idx_died) WHERE %s
 		AND (modify_time > ? OR (modify_time = ? AND (msg_id > ? OR (msg_id = ? AND channel > ?)))) ORDER BY modify_time, msg_id, channel LIMIT ?`
 	sqlCountDead = `SELECT /* tidings:dead-count */ channel, COUNT(*) AS tasks FROM t_msg_dead WHERE %s GROUP BY channel`
-	sqlLockDead  = `SELECT /* tidings:dead-lock */ msg_id, channel, due_time, source_id, template_id, category, template_version, priority
-		FROM t_msg_dead FORCE INDEX (PRIMARY) WHERE %s FOR UPDATE SKIP LOCKED`
-	sqlRevive = `INSERT /* tidings:dead-requeue */ INTO %[1]s (` + recordedTaskColumns + `) SELECT msg_id, channel, source_id, request_id, batch_id, category, priority,
+	sqlOneDead   = `SELECT /* tidings:dead-one */ ` + deadKey + `, modify_time AS due_time FROM t_msg_dead WHERE msg_id = ? AND channel = ?`
+	sqlLockDead  = `SELECT /* tidings:dead-lock */ ` + deadKey + `, modify_time AS due_time FROM t_msg_dead FORCE INDEX (PRIMARY) WHERE %s FOR UPDATE SKIP LOCKED`
+	sqlRevive    = `INSERT /* tidings:dead-requeue */ INTO %[1]s (` + recordedTaskColumns + `) SELECT msg_id, channel, source_id, request_id, batch_id, category, priority,
 		receiver, template_id, template_version, params, content, 0, attempt, attempt + ?, '', due_time, UTC_TIMESTAMP(3), GREATEST(expire_time, ?), provider, last_error,
 		create_time, UTC_TIMESTAMP(3) FROM t_msg_dead FORCE INDEX (PRIMARY) WHERE %[2]s`
 	sqlLeaveDead = `DELETE /* tidings:dead-leave */ task FROM (SELECT msg_id, channel FROM t_msg_dead FORCE INDEX (PRIMARY)
 			WHERE %[1]s LIMIT %[2]d FOR UPDATE SKIP LOCKED) AS mine
 		STRAIGHT_JOIN t_msg_dead AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel`
+	deadKey  = "msg_id, channel, source_id, template_id, category, template_version, priority"
 	deadView = `msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version,
 		NULL AS params, NULL AS content, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time`
 )
@@ -159,9 +161,16 @@ type Handling struct {
 	// Discard ends them as failed instead, with Reason.
 	Discard bool
 	Reason  string
-	// Of many: Rate is how many a second; Ready, when set, is asked before each transaction whether a channel is in order.
-	Rate  int
-	Ready func(context.Context, msg.Channel) error
+	// Ready, when set, is asked before each transaction whether its tasks could be sent now.
+	Ready func(context.Context, Route) error
+	Rate  int // of many: so many a second
+}
+
+// Route is what decides how a task goes out.
+type Route struct {
+	Channel  msg.Channel
+	Category string
+	Lane     string
 }
 
 // Handled is what became of dead letters.
@@ -172,7 +181,7 @@ type Handled struct {
 }
 
 const (
-	handleRows = 500 // of one transaction
+	handleRows = 36 // of one transaction: the audit names each of them in its 1,024 characters
 	// DefaultRequeueRate and MostRequeueRate bound how many dead letters are requeued a second.
 	DefaultRequeueRate = 100
 	MostRequeueRate    = 10_000
@@ -182,16 +191,22 @@ const (
 func (s *Store) HandleDead(ctx context.Context, msgID uint64, channel msg.Channel, h Handling) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	keys := []delayKey{{MsgID: msgID, Channel: channel}}
 	for try := range cancelTries {
-		if n, err := s.handle(ctx, keys, h); n > 0 || err != nil {
+		var dead []deadTask
+		if err := s.db.SelectContext(ctx, &dead, sqlOneDead, msgID, channel); err != nil {
+			return public(err)
+		}
+		if len(dead) == 0 {
+			return fmt.Errorf("dead letter %w", ErrNotFound)
+		}
+		if err := h.inOrder(ctx, dead); err != nil {
+			return err
+		}
+		if n, err := s.handle(ctx, dead, h); n > 0 || err != nil {
 			if isDuplicate(err) {
 				err = ErrQueued
 			}
 			return public(err)
-		}
-		if _, err := s.Dead(ctx, msgID, channel); err != nil {
-			return err
 		}
 		pause(ctx, time.Duration(try)*5*time.Millisecond) // somebody has it locked
 	}
@@ -205,29 +220,32 @@ func (s *Store) HandleAllDead(ctx context.Context, f DeadFilter, h Handling) (al
 	if f.Until.IsZero() {
 		f.Until = s.Now()
 	}
-	rate := min(cmp.Or(h.Rate, DefaultRequeueRate), MostRequeueRate)
+	rate := DefaultRequeueRate
+	if h.Rate > 0 {
+		rate = min(h.Rate, MostRequeueRate)
+	}
 	size := min(handleRows, max(1, rate/10))
 	for ctx.Err() == nil {
 		round, locked := Handled{}, 0
 		for after := (DeadCursor{Died: earliest(f.Since)}); ctx.Err() == nil; {
 			began := time.Now()
-			keys, err := s.deadKeys(ctx, f, after, size)
-			if err != nil || len(keys) == 0 {
+			dead, err := s.deadTasks(ctx, f, after, size)
+			if err != nil || len(dead) == 0 {
 				if err != nil && ctx.Err() == nil {
 					return all, public(err)
 				}
 				break
 			}
-			if err := h.inOrder(ctx, keys); err != nil {
+			if err := h.inOrder(ctx, dead); err != nil {
 				return all, err
 			}
-			n, left, err := s.handleSome(context.WithoutCancel(ctx), keys, h)
-			round.Tasks, round.Left, locked = round.Tasks+n, round.Left+left, locked+len(keys)-n-left
+			n, left, err := s.handleSome(context.WithoutCancel(ctx), dead, h)
+			round.Tasks, round.Left, locked = round.Tasks+n, round.Left+left, locked+len(dead)-n-left
 			all.Tasks += n
 			if err != nil {
 				return all, public(err)
 			}
-			last := keys[len(keys)-1]
+			last := dead[len(dead)-1]
 			after = DeadCursor{last.Due, last.MsgID, last.Channel}
 			if n > 0 {
 				pause(ctx, time.Duration(n)*time.Second/time.Duration(rate)-time.Since(began))
@@ -244,12 +262,13 @@ func (s *Store) HandleAllDead(ctx context.Context, f DeadFilter, h Handling) (al
 	return all, nil
 }
 
-func (h *Handling) inOrder(ctx context.Context, keys []delayKey) error {
-	asked := map[msg.Channel]bool{}
-	for _, k := range keys {
-		if h.Ready != nil && !asked[k.Channel] {
-			asked[k.Channel] = true
-			if err := h.Ready(ctx, k.Channel); err != nil {
+func (h *Handling) inOrder(ctx context.Context, dead []deadTask) error {
+	asked := map[Route]bool{}
+	for i := range dead {
+		r := Route{dead[i].Channel, dead[i].Category, dead[i].Lane}
+		if h.Ready != nil && !asked[r] {
+			asked[r] = true
+			if err := h.Ready(ctx, r); err != nil {
 				return err
 			}
 		}
@@ -257,48 +276,79 @@ func (h *Handling) inOrder(ctx context.Context, keys []delayKey) error {
 	return nil
 }
 
-func (s *Store) deadKeys(ctx context.Context, f DeadFilter, after DeadCursor, limit int) (keys []delayKey, err error) {
+func (s *Store) deadTasks(ctx context.Context, f DeadFilter, after DeadCursor, limit int) (dead []deadTask, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	where, args := f.where()
-	err = s.db.SelectContext(ctx, &keys, fmt.Sprintf(sqlDeadKeys, where), append(args, after.Died, after.Died, after.MsgID, after.MsgID, after.Channel, limit)...)
-	return keys, err
+	err = s.db.SelectContext(ctx, &dead, fmt.Sprintf(sqlDeadKeys, where), append(args, after.Died, after.Died, after.MsgID, after.MsgID, after.Channel, limit)...)
+	return dead, err
 }
 
 // handleSome handles the dead letters that nobody has locked, in one transaction; where a task stands in its queue as well, it goes
 // on without that.
-func (s *Store) handleSome(ctx context.Context, keys []delayKey, h Handling) (done, left int, err error) {
+func (s *Store) handleSome(ctx context.Context, dead []deadTask, h Handling) (done, left int, err error) {
 	call, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	done, err = s.handle(call, keys, h)
+	done, err = s.handle(call, dead, h)
 	switch {
 	case !isDuplicate(err):
 		return done, 0, err
-	case len(keys) == 1:
-		s.log.Warn("a dead letter was left alone: its task stands in its queue table as well", "msg_id", keys[0].MsgID, "channel", keys[0].Channel)
+	case len(dead) == 1:
+		s.log.Warn("a dead letter was left alone: its task stands in its queue table as well", "msg_id", dead[0].MsgID, "channel", dead[0].Channel)
 		return 0, 1, nil
 	}
-	half := len(keys) / 2
-	done1, left1, err1 := s.handleSome(ctx, keys[:half], h)
-	done2, left2, err2 := s.handleSome(ctx, keys[half:], h)
+	half := len(dead) / 2
+	done1, left1, err1 := s.handleSome(ctx, dead[:half], h)
+	done2, left2, err2 := s.handleSome(ctx, dead[half:], h)
 	return done1 + done2, left1 + left2, errors.Join(err1, err2)
 }
 
-// deadTask is a dead letter whose row is locked.
+// deadTask is a dead letter, with what decides about its requeueing. Its Due is when it died.
 type deadTask struct {
 	lockedTask
 	Version uint32 `db:"template_version"`
 	Lane    string `db:"priority"`
 }
 
-// handle is one transaction.
-func (s *Store) handle(ctx context.Context, keys []delayKey, h Handling) (done int, err error) {
+func (d *deadTask) task() (t Task, err error) {
+	t = Task{SourceID: d.SourceID, TemplateID: d.TemplateID, TemplateVersion: d.Version, Channel: d.Channel}
+	if t.Lane, err = msg.ParseLane(d.Lane); err == nil {
+		t.Category, err = msg.ParseCategory(d.Category)
+	}
+	return t, err
+}
+
+func keysOfDead(dead []deadTask) []delayKey {
+	keys := make([]delayKey, len(dead))
+	for i := range dead {
+		keys[i] = dead[i].delayKey
+	}
+	return keys
+}
+
+// handle is one transaction. What is asked for policies is asked before it: in it, that would wait for a second connection.
+func (s *Store) handle(ctx context.Context, seen []deadTask, h Handling) (done int, err error) {
+	chances := map[deadTask]chance{}
+	for i := range seen {
+		if t, err := seen[i].task(); err != nil {
+			return 0, err
+		} else if !h.Discard {
+			attempts, expiry := h.Policy(ctx, &t)
+			chances[seen[i]] = chance{t.Lane, attempts, expiry}
+		}
+	}
 	var wake map[place]bool
 	err = s.tx(ctx, func(tx *sqlx.Tx) error {
 		var dead []deadTask
 		done, wake = 0, map[place]bool{}
-		if err := tx.SelectContext(ctx, &dead, fmt.Sprintf(sqlLockDead, whereDelayKeys(keys))); err != nil || len(dead) == 0 {
+		if err := tx.SelectContext(ctx, &dead, fmt.Sprintf(sqlLockDead, whereDelayKeys(keysOfDead(seen)))); err != nil || len(dead) == 0 {
 			return err
+		}
+		if !h.Discard { // what has changed since, or died again, is left to the next look
+			dead = slices.DeleteFunc(dead, func(d deadTask) bool { return chances[d] == chance{} })
+			if len(dead) == 0 {
+				return nil
+			}
 		}
 		ours := make([]lockedTask, len(dead))
 		for i := range dead {
@@ -310,7 +360,7 @@ func (s *Store) handle(ctx context.Context, keys []delayKey, h Handling) (done i
 			if count, err = s.end(ctx, tx, "t_msg_dead", ours, msg.Failed, "discarded by "+h.By+why(h.Reason)); err != nil {
 				return err
 			}
-		} else if err := s.revive(ctx, tx, dead, h, wake); err != nil {
+		} else if err := s.revive(ctx, tx, dead, chances, wake); err != nil {
 			return err
 		}
 		where := whereDelayKeys(keysOf(ours))
@@ -333,36 +383,28 @@ func (s *Store) handle(ctx context.Context, keys []delayKey, h Handling) (done i
 	return done, nil
 }
 
+// chance is what requeued tasks get.
+type chance struct {
+	lane     msg.Lane
+	attempts int
+	expiry   time.Duration
+}
+
 // revive copies dead letters to their queue tables, each with its policy's attempts over again and its time to be sent in.
-func (s *Store) revive(ctx context.Context, tx *sqlx.Tx, dead []deadTask, h Handling, wake map[place]bool) error {
-	type group struct {
-		lane     msg.Lane
-		attempts int
-		expiry   time.Duration
-	}
-	groups := map[group][]delayKey{}
+func (s *Store) revive(ctx context.Context, tx *sqlx.Tx, dead []deadTask, chances map[deadTask]chance, wake map[place]bool) error {
+	groups := map[chance][]delayKey{}
 	for i := range dead {
-		d := &dead[i]
-		lane, err := msg.ParseLane(d.Lane)
-		if err != nil {
-			return err
-		}
-		category, err := msg.ParseCategory(d.Category)
-		if err != nil {
-			return err
-		}
-		g := group{lane: lane}
-		g.attempts, g.expiry = h.Policy(ctx, &Task{SourceID: d.SourceID, TemplateID: d.TemplateID, TemplateVersion: d.Version, Channel: d.Channel, Category: category})
-		groups[g] = append(groups[g], d.delayKey)
-		wake[place{lane, d.Channel}] = true
+		c := chances[dead[i]]
+		groups[c] = append(groups[c], dead[i].delayKey)
+		wake[place{c.lane, dead[i].Channel}] = true
 	}
-	sorted := slices.SortedFunc(maps.Keys(groups), func(a, b group) int {
+	sorted := slices.SortedFunc(maps.Keys(groups), func(a, b chance) int {
 		return cmp.Or(cmp.Compare(a.lane, b.lane), cmp.Compare(a.attempts, b.attempts), cmp.Compare(a.expiry, b.expiry))
 	})
-	for _, g := range sorted {
-		query := fmt.Sprintf(sqlRevive, queueTable(g.lane), whereDelayKeys(groups[g]))
-		res, err := tx.ExecContext(ctx, query, g.attempts, s.Now().Add(g.expiry))
-		if err := changed(res, err, len(groups[g])); err != nil {
+	for _, c := range sorted {
+		query := fmt.Sprintf(sqlRevive, queueTable(c.lane), whereDelayKeys(groups[c]))
+		res, err := tx.ExecContext(ctx, query, c.attempts, s.Now().Add(c.expiry))
+		if err := changed(res, err, len(groups[c])); err != nil {
 			return err
 		}
 	}
@@ -384,16 +426,14 @@ func objects(ours []lockedTask) string {
 	return fmt.Sprintf("%d dead letters", len(ours))
 }
 
-// names lists the tasks for the audit, as far as its column takes them; the ids in between are found by their time.
+// names lists the tasks for the audit.
 func names(ours []lockedTask) string {
 	if len(ours) == 1 {
 		return ""
 	}
-	text := ""
-	for _, o := range ours {
-		if text += msg.TaskKey(o.MsgID, o.Channel) + " "; len(text) > 1024 {
-			break
-		}
+	keys := make([]string, len(ours))
+	for i, o := range ours {
+		keys[i] = msg.TaskKey(o.MsgID, o.Channel)
 	}
-	return text
+	return strings.Join(keys, " ")
 }

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -220,7 +221,7 @@ func TestRequeueStops(t *testing.T) {
 	s := testdb.Open(t, store.Config{DSN: dsn})
 	bury(t, s, 40, nil, sameReason)
 	down, asked := errors.New("down"), 0
-	got, err := s.HandleAllDead(context.Background(), store.DeadFilter{}, store.Handling{By: "ann", Policy: again, Rate: 100, Ready: func(context.Context, msg.Channel) error {
+	got, err := s.HandleAllDead(context.Background(), store.DeadFilter{}, store.Handling{By: "ann", Policy: again, Rate: 100, Ready: func(context.Context, store.Route) error {
 		if asked++; asked > 2 {
 			return down
 		}
@@ -282,7 +283,7 @@ func TestAlarmTables(t *testing.T) {
 		t.Fatalf("%+v %v", levels, err)
 	}
 	for _, l := range levels {
-		if l.Untold != (l.Level == store.AlarmDaily) || l.Taken || (l.Told == nil) != (l.Level == store.AlarmNow) {
+		if (l.Oldest != nil) != (l.Level == store.AlarmDaily) || l.Taken || (l.Told == nil) != (l.Level == store.AlarmNow) {
 			t.Errorf("%+v", l)
 		}
 	}
@@ -296,11 +297,11 @@ func TestAlarmTables(t *testing.T) {
 	if err := s.HandleDead(ctx, tasks[4].MsgID, msg.Log, store.Handling{By: "ann", Discard: true}); err != nil {
 		t.Fatal(err)
 	}
-	first, err := s.Untold(ctx, store.AlarmDaily, nil, 2)
+	first, err := s.Untold(ctx, store.AlarmDaily, store.AlarmKey{}, 2)
 	if err != nil || len(first) != 2 || first[0].MsgID != tasks[0].MsgID || first[0].Reason != "421 try later" || first[0].Category != "notification" {
 		t.Fatalf("%+v %v", first, err)
 	}
-	rest, err := s.Untold(ctx, store.AlarmDaily, &first[1], 10)
+	rest, err := s.Untold(ctx, store.AlarmDaily, first[1].AlarmKey, 10)
 	if err != nil || len(rest) != 3 || rest[2].Category != "" {
 		t.Fatalf("%+v %v", rest, err)
 	}
@@ -308,24 +309,107 @@ func TestAlarmTables(t *testing.T) {
 	if err := s.HandleDead(ctx, tasks[0].MsgID, msg.Log, store.Handling{By: "ann", Policy: again}); err != nil {
 		t.Fatal(err)
 	}
-	run(t, db, "UPDATE t_alarm SET create_time = create_time - INTERVAL 1 SECOND")
-	for i := range first {
-		first[i].Died = first[i].Died.Add(-time.Second)
-	}
 	revived := claim(t, s, 1)
 	settle(t, s, store.Outcome{Task: revived[0], State: msg.Dead, Error: "again", Finished: s.Now(), Alarm: store.AlarmDaily})
-	if err := s.Told(ctx, store.AlarmDaily, first); err != nil {
+	if err := s.Told(ctx, store.AlarmDaily, []store.AlarmKey{first[0].AlarmKey, first[1].AlarmKey}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.LeaveAlarm(ctx, store.AlarmDaily, owner, true, ""); err != nil {
+	if err := s.LeaveAlarm(ctx, store.AlarmDaily, owner, true, "", 0); err != nil {
 		t.Fatal(err)
 	}
-	left, err := s.Untold(ctx, store.AlarmDaily, nil, 10)
-	if err != nil || len(left) != 4 || left[0].MsgID != tasks[0].MsgID || left[0].Reason != "again" {
-		t.Errorf("%+v %v, want the one that died again and three more", left, err)
+	left, err := s.Untold(ctx, store.AlarmDaily, store.AlarmKey{}, 10)
+	if err != nil || len(left) != 4 || left[3].MsgID != tasks[0].MsgID || left[3].Reason != "again" {
+		t.Errorf("%+v %v, want three and the one that died again", left, err)
 	}
 	if n := count(t, db, "SELECT COUNT(*) FROM t_alarm_level WHERE level = 'daily' AND told_time > UTC_TIMESTAMP(3) - INTERVAL 10 SECOND AND owner = '' AND lease_end <= UTC_TIMESTAMP(3)"); n != 1 {
 		t.Error("the level does not say that people were told")
+	}
+	if owner, err = s.TakeAlarm(ctx, store.AlarmDaily, time.Minute); err != nil || owner == "" {
+		t.Fatal(owner, err)
+	}
+	if err := s.LeaveAlarm(ctx, store.AlarmDaily, owner, false, "no answer", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, db, "SELECT COUNT(*) FROM t_alarm_level WHERE level = 'daily' AND last_error = 'no answer' AND lease_end > UTC_TIMESTAMP(3) + INTERVAL 50 SECOND"); n != 1 {
+		t.Error("after a failure there is no rest")
+	}
+}
+
+// Who has rows of t_stat_hour locked, as a report in another isolation level does, holds up nothing but figures; they come right.
+func TestLockedFigures(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	db := raw(t, dsn)
+	fill(t, s, 8)
+	tasks := claim(t, s, 8)
+	settle(t, s, success(s, tasks[0]))
+	dba, err := db.BeginTx(context.Background(), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dba.Rollback()
+	run(t, dba, "SELECT SUM(tasks) FROM t_stat_hour FOR UPDATE")
+	for i, task := range tasks[1:7] { // the first may wait once
+		began := time.Now()
+		outcome := success(s, task)
+		if i%2 == 1 { // the careful way
+			settle(t, s, outcome, store.Outcome{Task: store.Task{MsgID: 1, Channel: msg.Log, Lane: msg.Middle, Owner: "x"}, State: msg.Failed, Finished: s.Now()})
+		} else if verdict := settle(t, s, outcome)[0]; verdict != store.Done {
+			t.Errorf("settled: %v", verdict)
+		}
+		if took := time.Since(began); took > 4*time.Second || (i > 0 && took > time.Second) {
+			t.Errorf("task %d was settled after %v", i, took)
+		}
+	}
+	m := message("skips one")
+	m.Skipped = []store.SkippedTask{{Channel: msg.Email, Reason: "no address"}}
+	enqueue(t, s, m)
+	if n := count(t, db, "SELECT COUNT(*) FROM t_msg_record"); n != 8 {
+		t.Errorf("%d tasks are recorded while the figures are locked", n)
+	}
+	if n := count(t, db, "SELECT COALESCE(SUM(tasks), 0) FROM t_stat_hour"); n != 1 {
+		t.Errorf("%d tasks in the figures while they are locked", n)
+	}
+	dba.Rollback()
+	deadline := time.Now().Add(10 * time.Second)
+	for count(t, db, "SELECT SUM(tasks) FROM t_stat_hour") != 8 {
+		if time.Now().After(deadline) {
+			t.Fatalf("the figures have %d tasks", count(t, db, "SELECT SUM(tasks) FROM t_stat_hour"))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	time.Sleep(2 * time.Second) // a second more than what is owed is paid after
+	settle(t, s, success(s, tasks[7]))
+	if n := count(t, db, "SELECT SUM(tasks) FROM t_stat_hour"); n != 9 {
+		t.Errorf("%d tasks in the figures: not in the transaction any more", n)
+	}
+}
+
+// Who has a template's row locked does not hold up scheduled messages.
+func TestMoveBesideLockedTemplate(t *testing.T) {
+	t.Parallel()
+	s, db := ringOf(t, store.Config{})
+	v := store.Template{ID: "code", SourceID: "default", Channel: msg.Log, Content: "{{code}}", Status: store.TemplateNormal, Sensitive: true}
+	if err := s.CreateTemplate(context.Background(), "ann", &v); err != nil {
+		t.Fatal(err)
+	}
+	m := scheduled(s, "r", 2*time.Minute)
+	m.TemplateID, m.Params, m.Content, m.Tasks[0].TemplateVersion = "code", []byte(`{"code":"1"}`), nil, 1
+	id := enqueue(t, s, m).MsgID
+	view, err := s.Message(context.Background(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass(t, db, view.Tasks[0].Place, 3*time.Minute)
+	dba, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dba.Rollback()
+	run(t, dba, "SELECT * FROM t_msg_template FOR UPDATE")
+	if n := tend(t, s); n != 1 {
+		t.Errorf("%d were moved", n)
 	}
 }
 
@@ -358,6 +442,10 @@ func TestBacklog(t *testing.T) {
 	}
 	if len(b.Oldest) != 1 || s.Now().Sub(b.Oldest[0].Next) < 10*time.Minute || len(b.Dead) != 1 || b.Dead[0].Tasks != 2 || b.Dead[0].Category != "notification" {
 		t.Errorf("%+v", b)
+	}
+	run(t, db, "UPDATE t_msg_queue_middle SET status = 77 WHERE status = 2")
+	if _, err := s.Backlog(context.Background()); err != nil {
+		t.Errorf("with a status that there is not: %v", err)
 	}
 	if n, err := s.Ahead(context.Background(), msg.Middle, msg.Log, s.Now(), 1); n != 1 || err != nil {
 		t.Errorf("ahead: %d %v, want 1 at most", n, err)

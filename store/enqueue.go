@@ -485,6 +485,8 @@ type insertion struct {
 	lock    bool // the rows of limits are locked before they are read
 	offers  map[place]*offer
 	charge  *charge
+	skipped stats // what the packet records
+	owing   bool  // … and does not add to the figures
 }
 
 func (in *insertion) run(ctx context.Context) error {
@@ -510,6 +512,13 @@ func (in *insertion) run(ctx context.Context) error {
 		}
 		return s.run(ctx, p)
 	})
+	switch {
+	case len(in.skipped) == 0:
+	case err == nil && in.owing:
+		s.owe(in.skipped)
+	case isLockWait(err) && !in.owing: // perhaps of the figures
+		s.owe(nil)
+	}
 	switch {
 	case !shared || in.charge == nil:
 	case err == nil:
@@ -566,7 +575,11 @@ func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter,
 	insertTasks(&p, in.batch)
 	insertSkipped(&p, in.batch)
 	insertBatches(&p, in.batch)
-	s.countSkipped(&p, in.batch)
+	if in.skipped = countSkipped(in.batch); len(in.skipped) > 0 {
+		if in.owing = s.figures.owing(); !in.owing {
+			p.addRows(in.skipped.rows(s.Node()))
+		}
+	}
 	return &p, nil
 }
 
@@ -749,17 +762,15 @@ func insertSkipped(p *packet, batch []*pending) {
 	}
 }
 
-// countSkipped adds the tasks that end with their acceptance to the figures.
-func (s *Store) countSkipped(p *packet, batch []*pending) {
+// countSkipped counts the tasks that end with their acceptance.
+func countSkipped(batch []*pending) stats {
 	sum := stats{}
 	for _, m := range batch {
 		for _, t := range m.Skipped {
 			sum.add(&Task{SourceID: m.SourceID, TemplateID: m.TemplateID, Channel: t.Channel, Category: m.Category}, msg.Skipped, m.now, 0)
 		}
 	}
-	if len(sum) > 0 {
-		p.addRows(sum.rows(s.Node()))
-	}
+	return sum
 }
 
 func allTasks(messages []*pending, hold func(*pending, int) bool) bool {

@@ -48,6 +48,9 @@ func (o *Outcome) attempts() int {
 	return o.Task.Attempt
 }
 
+// isRecorded tells whether the task goes to the record.
+func (o *Outcome) isRecorded() bool { return o.State.Ended() && !o.AlreadyRecorded }
+
 func (o *Outcome) staysInQueue() bool {
 	return !o.AlreadyRecorded && (o.State == msg.Ready || o.State == msg.Unknown)
 }
@@ -103,7 +106,7 @@ func (s *Store) Settle(ctx context.Context, outcomes []Outcome) (verdicts []Sett
 	})
 	var ended, others []int
 	for _, i := range order {
-		if o := &outcomes[i]; o.State.Ended() && !o.AlreadyRecorded {
+		if outcomes[i].isRecorded() {
 			ended = append(ended, i)
 		} else {
 			others = append(others, i)
@@ -140,7 +143,8 @@ func (s *Store) Settle(ctx context.Context, outcomes []Outcome) (verdicts []Sett
 // settleEnded moves tasks that have ended to the record, all lanes in one packet, if every row is ours and nobody has it
 // locked. Else nothing is written.
 func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) error {
-	return s.again(ctx, func() error {
+	sum, owing := statsOf(outcomes, own), s.figures.owing()
+	err := s.again(ctx, func() error {
 		var p packet
 		var attempts []int
 		for _, part := range byPlace(outcomes, own) {
@@ -158,9 +162,18 @@ func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) 
 		if len(attempts) > 0 {
 			p.addRows(s.attemptRows(outcomes, attempts))
 		}
-		p.addRows(s.statRows(outcomes, own))
+		if !owing {
+			p.addRows(sum.rows(s.Node()))
+		}
 		return s.run(ctx, &p)
 	})
+	switch {
+	case err == nil && owing:
+		s.owe(sum)
+	case isLockWait(err): // all else is passed over where it is locked
+		s.owe(nil)
+	}
+	return err
 }
 
 // byPlace divides outcomes, sorted by lane and id, by the place that their tasks stand in.
@@ -216,7 +229,7 @@ func moveStatement(to destination, outcomes []Outcome, part []int) (string, []an
 	if to == toRecord {
 		table, columns, end = "t_msg_record", recordColumns, ""
 		p.sql(", ")
-		p.value(func(o *Outcome) any { return o.Finished })
+		p.value(func(o *Outcome) any { return o.Finished.Truncate(time.Millisecond) }) // MySQL would round it
 		p.sql(", ")
 		p.value(func(o *Outcome) any { return clip(o.ProviderMsgID, 255) })
 		p.sql(", ")
@@ -291,13 +304,21 @@ func whereOwned(outcomes []Outcome, own []int) string {
 // refuses is cut in two until the bad row stands alone.
 func (s *Store) settleLane(ctx context.Context, lane msg.Lane, outcomes []Outcome, own []int, verdicts []Settled) error {
 	var held map[taskID]bool
+	owing := s.figures.owing()
 	err := s.tx(ctx, func(tx *sqlx.Tx) (err error) {
 		// Locks the rows as far as nobody else has, and finds those that are still ours.
 		if held, err = owned(ctx, tx, sqlLockOwned, lane, outcomes, own); err != nil {
 			return err
 		}
-		return s.write(ctx, tx, lane, outcomes, own, held)
+		return s.write(ctx, tx, lane, outcomes, own, held, owing)
 	})
+	switch {
+	case err == nil && owing:
+		s.owe(statsOf(outcomes, slices.DeleteFunc(slices.Clone(own), func(i int) bool { return !held[idOf(&outcomes[i].Task)] || !outcomes[i].isRecorded() })))
+	case isLockWait(err) && !owing:
+		s.owe(nil)
+		return s.settleLane(ctx, lane, outcomes, own, verdicts)
+	}
 	if err != nil {
 		if len(own) == 1 || isLost(err) || mustStartAgain(err) || ctx.Err() != nil {
 			return err
@@ -390,7 +411,7 @@ func whereKeys(outcomes []Outcome, own []int) string {
 }
 
 // write does what the outcomes ask for to the rows that are locked and ours.
-func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int, held map[taskID]bool) error {
+func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int, held map[taskID]bool, owing bool) error {
 	var leaving, ended, dead, back, attempts []int
 	for _, i := range own {
 		o := &outcomes[i]
@@ -418,7 +439,12 @@ func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes 
 		func() error { return putBack(ctx, tx, lane, outcomes, back) },
 		func() error { return insertRows(ctx, tx, s.attemptRows(outcomes, attempts)) },
 		func() error { return insertRows(ctx, tx, alarmRows(outcomes, dead)) },
-		func() error { return insertRows(ctx, tx, s.statRows(outcomes, ended)) },
+		func() error {
+			if owing {
+				return nil
+			}
+			return insertRows(ctx, tx, statsOf(outcomes, ended).rows(s.Node()))
+		},
 	} {
 		if err := step(); err != nil {
 			return err
@@ -503,19 +529,19 @@ func (s *Store) attemptRows(outcomes []Outcome, own []int) rows {
 	return r
 }
 
-// statRows count tasks that end, sorted.
-func (s *Store) statRows(outcomes []Outcome, own []int) rows {
+// statsOf counts tasks that end.
+func statsOf(outcomes []Outcome, ended []int) stats {
 	sum := stats{}
-	for _, i := range own {
+	for _, i := range ended {
 		o := &outcomes[i]
 		sum.add(&o.Task, o.State, o.Finished, o.Latency)
 	}
-	return sum.rows(s.Node())
+	return sum
 }
 
 // alarmRows are the dead letters that people are to be told of.
 func alarmRows(outcomes []Outcome, dead []int) rows {
-	r := rows{query: sqlAlarms, group: "(?,?,?,UTC_TIMESTAMP(3))", end: sqlAlarmsEnd}
+	r := rows{query: sqlAlarms, group: "(?,?,?,UTC_TIMESTAMP(3))"}
 	for _, i := range dead {
 		if o := &outcomes[i]; o.Alarm != "" {
 			r.n++

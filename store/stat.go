@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jmoiron/sqlx"
@@ -42,7 +43,7 @@ type statSum struct{ tasks, latency int64 }
 type stats map[statKey]statSum
 
 func (s stats) add(t *Task, outcome msg.State, finished time.Time, latency time.Duration) {
-	k := statKey{finished.UTC().Truncate(time.Hour), t.SourceID, t.TemplateID, t.Channel, t.Category, outcome}
+	k := statKey{finished.UTC().Truncate(time.Millisecond).Truncate(time.Hour), t.SourceID, t.TemplateID, t.Channel, t.Category, outcome}
 	sum := s[k]
 	s[k] = statSum{sum.tasks + 1, sum.latency + latency.Milliseconds()}
 }
@@ -54,6 +55,73 @@ func (s stats) rows(node uint16) rows {
 		r.args = append(r.args, k.hour, node, k.source, k.templateID, k.channel, k.category.String(), k.outcome.String(), s[k].tasks, s[k].latency)
 	}
 	return r
+}
+
+// figures keeps what could not be added in its own transaction: somebody holds rows of t_stat_hour locked, and no task waits for
+// that. Until they are free again all figures are owed; a process that dies meanwhile takes what it owes along.
+type figures struct {
+	mu     sync.Mutex
+	owed   stats // nil: nothing is, and transactions add their own
+	paying bool
+}
+
+// owing tells whether transactions are to leave their figures out.
+func (f *figures) owing() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.owed != nil
+}
+
+// owe takes figures of a transaction that left them out.
+func (s *Store) owe(sum stats) {
+	f := &s.figures
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.owed == nil {
+		f.owed = stats{}
+	}
+	for k, more := range sum {
+		had := f.owed[k]
+		f.owed[k] = statSum{had.tasks + more.tasks, had.latency + more.latency}
+	}
+	if !f.paying {
+		f.paying = true
+		s.background.Go(s.pay)
+	}
+}
+
+// payEvery is how often it is tried to add what is owed.
+const payEvery = time.Second
+
+// pay adds what is owed, as soon as it can.
+func (s *Store) pay() {
+	f := &s.figures
+	for last := false; ; {
+		pause(s.closing, payEvery)
+		last = s.closing.Err() != nil
+		f.mu.Lock()
+		sum := f.owed
+		f.owed = stats{}
+		f.mu.Unlock()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.closing), dbDeadline)
+		err := s.tx(ctx, func(tx *sqlx.Tx) error { return insertRows(ctx, tx, sum.rows(s.Node())) })
+		cancel()
+		f.mu.Lock()
+		if err == nil && len(f.owed) == 0 {
+			f.owed, f.paying = nil, false
+			f.mu.Unlock()
+			return
+		}
+		f.mu.Unlock()
+		if err == nil {
+			continue
+		}
+		if last {
+			s.log.Error("figures are lost: t_stat_hour has been locked until the end", "groups", len(sum), "err", err)
+			return
+		}
+		s.owe(sum)
+	}
 }
 
 // StatFilter says which figures to add up. Empty fields mean any.

@@ -77,6 +77,8 @@ type Store struct {
 	earliest                                    atomic.Pointer[time.Time] // when the first task in a delay table is due; nil: none is known
 	held                                        sync.Map                  // keyName → time.Time: keys that were found locked, until when they go alone
 
+	figures figures
+
 	closing context.Context // ends when Close gives work in the background up
 	giveUp  context.CancelFunc
 

@@ -46,8 +46,9 @@ type Row struct {
 	Columns map[string]any `json:"columns" doc:"What of it matters."`
 }
 
-// Message explains each task of a message. The store's errors.
-func (e *Explainer) Message(ctx context.Context, m *store.MessageView) ([]Explained, error) {
+// Message explains each task of a message. Without all, it says nothing of machines and people, and names the task's own row only. The
+// store's errors.
+func (e *Explainer) Message(ctx context.Context, m *store.MessageView, all bool) ([]Explained, error) {
 	control, err := e.Store.Control(ctx)
 	if err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func (e *Explainer) Message(ctx context.Context, m *store.MessageView) ([]Explai
 	tasks := make([]Explained, 0, len(m.Tasks))
 	for i := range m.Tasks {
 		t := &m.Tasks[i]
-		x := explanation{Explainer: e, ctx: ctx, t: t, control: &control, nodes: nodes, now: e.Store.Now(), policy: e.Policy(ctx, &t.Task)}
+		x := explanation{Explainer: e, ctx: ctx, t: t, control: &control, nodes: nodes, now: e.Store.Now(), policy: e.Policy(ctx, &t.Task), all: all}
 		x.taskRow()
 		why := x.why()
 		if x.err != nil {
@@ -81,11 +82,15 @@ type explanation struct {
 	policy  policy.Policy
 	rows    []Row
 	err     error
+	all     bool // the reader runs the place
 }
 
 func at(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000") + " UTC" }
 
 func (x *explanation) row(table, where string, columns map[string]any) {
+	if len(x.rows) > 0 && !x.all { // the first is the task's own
+		return
+	}
 	for name, value := range columns {
 		if v, ok := value.(time.Time); ok {
 			columns[name] = v.UTC().Format("2006-01-02 15:04:05.000")
@@ -171,7 +176,7 @@ func (x *explanation) sending() string {
 		if strconv.Itoa(int(n.Node)) == number {
 			x.row("t_node", "node = "+number, map[string]any{"boot": n.Boot, "host": n.Host, "pid": n.PID, "lease_end": n.LeaseEnd})
 			alive = n.LeaseEnd.After(x.now) && strings.HasPrefix(t.Owner, fmt.Sprintf("%d.%d.", n.Node, n.Boot))
-			if alive {
+			if alive && x.all {
 				holder += fmt.Sprintf(" (%s, process %d)", n.Host, n.PID)
 			}
 		}
@@ -232,11 +237,18 @@ func (x *explanation) paused(before string) string {
 	if !l.Paused {
 		return ""
 	}
-	text := fmt.Sprintf("%sLane %s is paused by %s since %s", before, l.Name, cmp.Or(l.By, "somebody"), at(l.Modified))
-	if l.Reason != "" {
+	text := fmt.Sprintf("%sLane %s is %s since %s", before, l.Name, pausedBy(l.By, x.all), at(l.Modified))
+	if l.Reason != "" && x.all {
 		text += " (" + l.Reason + ")"
 	}
 	return text + fmt.Sprintf(": nothing of it is sent until somebody resumes it (tidings lane resume %s); the task expires at %s.", l.Name, at(x.t.Expire))
+}
+
+func pausedBy(by string, all bool) string {
+	if by == "" || !all {
+		return "paused"
+	}
+	return "paused by " + by
 }
 
 // nobody says that no process works, if none does.
@@ -263,8 +275,8 @@ func (x *explanation) later() string {
 		}
 		return text + "." + paused
 	}
-	return fmt.Sprintf("It is backing off: attempt %d of %d ended with %q by %s; attempt %d of %d is made at %s.%s",
-		t.Attempt, t.AttemptLimit, orUnknown(t.LastError), orNobody(t.Provider), t.Attempt+1, t.AttemptLimit, at(t.Next), paused)
+	return fmt.Sprintf("It is backing off: attempt %d of %d is made at %s; the last word of %s was %q.%s",
+		t.Attempt+1, t.AttemptLimit, at(t.Next), orNobody(t.Provider), orUnknown(t.LastError), paused)
 }
 
 // due: it could be sent now.
@@ -308,6 +320,9 @@ func (x *explanation) due() string {
 		text += fmt.Sprintf(" and a token: it may be asked %g times a second", p.Rate)
 	case n > 0:
 		text += " for a free slot of " + p.Name
+	}
+	if t.Attempt > 0 {
+		text += "; second and later attempts stay under a rate of their own (retry.max_per_second)"
 	}
 	if usable > 0 {
 		text += fmt.Sprintf("; %s is asked first as a rule, but %s", chain[0].Name, x.state(chain[0]).why)
@@ -353,7 +368,7 @@ func (x *explanation) down() string {
 
 // state is what is wrong with a provider, with the rows that say so.
 func (x *explanation) state(p Provider) state {
-	s := stateOf(x.control, p, x.now)
+	s := stateOf(x.control, p, x.now, x.all)
 	for _, row := range s.rows {
 		where := fmt.Sprintf("provider = '%s' AND node = %d", row.Provider, row.Node)
 		if !x.has(where) {
@@ -386,7 +401,7 @@ type state struct {
 	rows    []store.ProviderState
 }
 
-func stateOf(c *store.Control, p Provider, now time.Time) (s state) {
+func stateOf(c *store.Control, p Provider, now time.Time, all bool) (s state) {
 	var open *store.ProviderState
 	nodes, failing := 0, 0
 	for i := range c.Providers {
@@ -395,8 +410,8 @@ func stateOf(c *store.Control, p Provider, now time.Time) (s state) {
 		case row.Provider != p.Name:
 		case row.Node == store.AllNodes && row.Paused:
 			s.rows = append(s.rows, *row)
-			s.why = fmt.Sprintf("provider %s is paused by %s since %s", p.Name, cmp.Or(row.By, "somebody"), at(row.Modified))
-			if row.Reason != "" {
+			s.why = fmt.Sprintf("provider %s is %s since %s", p.Name, pausedBy(row.By, all), at(row.Modified))
+			if row.Reason != "" && all {
 				s.why += " (" + row.Reason + ")"
 			}
 		case row.Node == store.AllNodes && row.BusyUntil != nil && row.BusyUntil.After(now):
@@ -423,19 +438,36 @@ func stateOf(c *store.Control, p Provider, now time.Time) (s state) {
 	return s
 }
 
-// OutOfOrder says what is wrong with a channel, so that nothing should be sent over it again now: no provider of its chain may be
-// asked. Empty: one may.
-func OutOfOrder(c *store.Control, chain []Provider, now time.Time) string {
+// OutOfOrder says why nothing should be sent again now that goes this way: its lane is paused, or no provider may be asked. Empty: it can
+// be sent.
+func (e *Explainer) OutOfOrder(ctx context.Context, r store.Route, all bool) (string, error) {
+	c, err := e.Store.Control(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, l := range c.Lanes {
+		if l.Name == r.Lane && l.Paused {
+			return fmt.Sprintf("lane %s is %s since %s", l.Name, pausedBy(l.By, all), at(l.Modified)), nil
+		}
+	}
+	chain := e.Chain(r.Channel)
 	if len(chain) == 0 {
-		return "no provider is configured for it"
+		return "no provider is configured for it", nil
+	}
+	category, err := msg.ParseCategory(r.Category)
+	if err != nil {
+		return "", err
+	}
+	if e.Policy(ctx, &store.Task{Channel: r.Channel, Category: category}).Degrade != policy.Switch {
+		chain = chain[:1] // no other one is asked
 	}
 	var why []string
 	for _, p := range chain {
-		s := stateOf(c, p, now)
+		s := stateOf(&c, p, e.Store.Now(), all)
 		if s.why == "" {
-			return ""
+			return "", nil
 		}
 		why = append(why, s.why)
 	}
-	return strings.Join(why, "; ")
+	return strings.Join(why, "; "), nil
 }

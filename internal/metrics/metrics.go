@@ -98,7 +98,7 @@ func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Handler answers Prometheus.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorHandling: promhttp.ContinueOnError})
 }
 
 // Accepted counts messages that were stored.

@@ -134,7 +134,12 @@ const (
 var stateNames = [...]string{"ready", "sending", "unknown", "success", "failed", "dead", "expired", "cancelled", "skipped", "moved"}
 
 // String gives the state's name as JSON and views write it.
-func (s State) String() string { return stateNames[s] }
+func (s State) String() string {
+	if int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return strconv.Itoa(int(s)) // made by hand
+}
 
 // MarshalText writes the state's name.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }

@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS t_alarm (
   msg_id           BIGINT UNSIGNED   NOT NULL COMMENT 'the dead letter: its row in t_msg_dead',
   channel          TINYINT UNSIGNED  NOT NULL COMMENT 'numbered as in the queue tables',
   create_time      DATETIME(3)       NOT NULL COMMENT 'when the task died (UTC)',
-  PRIMARY KEY (level, msg_id, channel)
+  PRIMARY KEY (level, create_time, msg_id, channel)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='dead letters that nobody has been told of yet; a row goes when its alarm has been delivered';
 
 CREATE TABLE IF NOT EXISTS t_alarm_level (
@@ -36,7 +36,7 @@ INSERT IGNORE INTO t_alarm_level (level, told_time, lease_end) VALUES ('now', NU
 
 -- An index is added once, however often this is run: MySQL has no ADD INDEX IF NOT EXISTS.
 SET @tidings_ddl = IF((SELECT COUNT(*) FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = 't_msg_dead' AND index_name = 'idx_died') = 0,
-  'ALTER TABLE t_msg_dead ADD KEY idx_died (modify_time)', 'DO 0');
+  'ALTER TABLE t_msg_dead ADD KEY idx_died (modify_time), ADD KEY idx_category (category, channel)', 'DO 0');
 
 PREPARE tidings_ddl FROM @tidings_ddl;
 
