@@ -13,7 +13,7 @@ PEERS ?=
 # Seconds that each fuzz target runs.
 FUZZTIME ?= 10s
 
-.PHONY: run build test lint fuzz docs bench bench-peers setup-db setup-race setup-faketime setup-peers clean
+.PHONY: run build test lint fuzz docs bench bench-peers setup-db setup-race setup-faketime setup-promtool setup-peers clean
 
 ## run: serve with a private database and files below ./data
 run: build setup-db
@@ -24,7 +24,7 @@ build: setup-go
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/tidings .
 
 ## test: all tests, against a real database, with the race detector
-test: setup-go setup-db setup-race setup-faketime
+test: setup-go setup-db setup-race setup-faketime setup-promtool
 	go vet ./...
 	go test -race -timeout 15m ./...
 
@@ -78,6 +78,13 @@ setup-faketime:
 	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || { \
 		echo "installing libfaketime"; \
 		$(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends libfaketime; }
+
+# promtool checks the alert rules. It comes with Debian's prometheus, which would also run a server: so it is taken out of the package.
+setup-promtool:
+	@[ -x bin/promtool ] || command -v promtool >/dev/null || { \
+		echo "fetching promtool"; set -e; dir=$$(mktemp -d); chmod 755 $$dir; \
+		(cd $$dir && { apt-get download -qq prometheus || { $(SUDO) apt-get update -qq && apt-get download -qq prometheus; }; } && dpkg-deb -x prometheus_*.deb .); \
+		mkdir -p bin; mv $$dir/usr/bin/promtool bin/promtool; rm -rf $$dir; }
 
 clean:
 	rm -rf bin bench/out
