@@ -36,6 +36,9 @@ func doctor(ctx context.Context, st *store.Store, cfg *Config, out io.Writer) er
 		return err
 	}
 	findings = append(findings, probeProviders(ctx, cfg)...)
+	if cfg.Alarm.Provider == "" {
+		findings = append(findings, store.Finding{Level: store.Risky, What: "alarm", Detail: "nobody is told of dead letters but in the log: see alarm in the configuration"})
+	}
 	wrong := 0
 	for _, f := range findings {
 		fmt.Fprintf(out, "%-6s %s: %s\n", [...]string{"ok", "risky", "WRONG"}[f.Level], f.What, f.Detail)

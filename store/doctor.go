@@ -33,7 +33,8 @@ const (
 	// MySQL 8 calls the variable transaction_isolation, MariaDB before 11 tx_isolation; SHOW takes both without an error.
 	sqlDoctorIsolation = `SHOW /* tidings:doctor-isolation */ SESSION VARIABLES WHERE variable_name IN ('tx_isolation', 'transaction_isolation')`
 	sqlDoctorDead      = `SELECT /* tidings:doctor-dead */ COUNT(*) FROM (SELECT 1 FROM t_msg_dead LIMIT 10000) AS some`
-	sqlDoctorNodes     = `SELECT /* tidings:doctor-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3)`
+	sqlDoctorNodes     = `SELECT /* tidings:doctor-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND serves = 1`
+	sqlDoctorAlarms    = `SELECT /* tidings:doctor-alarms */ level, last_error FROM t_alarm_level WHERE last_error <> ''`
 	sqlDoctorDays      = `SELECT /* tidings:doctor-days */ COUNT(*) FROM information_schema.partitions
 		WHERE table_schema = DATABASE() AND table_name = ? AND partition_name > ? AND partition_name <> 'p_future'`
 )
@@ -117,12 +118,22 @@ func (s *Store) queueFindings(ctx context.Context, now time.Time) (f []Finding, 
 	if err := s.db.GetContext(ctx, &nodes, sqlDoctorNodes); err != nil {
 		return f, public(err)
 	}
-	f = append(f, judge(nodes > 1, Risky, "processes alive, this one included", fmt.Sprint(nodes), "nobody sends: `tidings serve` does not run on this database"))
+	f = append(f, judge(nodes > 0, Risky, "processes that serve", fmt.Sprint(nodes), "nobody sends: `tidings serve` does not run on this database"))
 	var dead int
 	if err := s.db.GetContext(ctx, &dead, sqlDoctorDead); err != nil {
 		return f, public(err)
 	}
-	f = append(f, judge(dead == 0, Risky, "dead letters (counted up to 10,000)", fmt.Sprint(dead), "they wait for a person; last_error in t_msg_dead says why"))
+	f = append(f, judge(dead == 0, Risky, "dead letters (counted up to 10,000)", fmt.Sprint(dead), "they wait for a person: tidings dead list says why"))
+	var alarms []struct {
+		Level string `db:"level"`
+		Error string `db:"last_error"`
+	}
+	if err := s.db.SelectContext(ctx, &alarms, sqlDoctorAlarms); err != nil {
+		return f, public(err)
+	}
+	for _, a := range alarms {
+		f = append(f, Finding{Risky, "alarms of level " + a.Level, "not delivered: " + a.Error})
+	}
 	waiting, err := s.Survey(ctx)
 	if err != nil {
 		return f, err

@@ -137,7 +137,9 @@ func TestListIsBounded(t *testing.T) {
 
 func TestDiagnose(t *testing.T) {
 	t.Parallel()
-	s := testdb.Open(t, store.Config{})
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn, Command: true})
+	run(t, raw(t, dsn), "UPDATE t_alarm_level SET last_error = 'no answer' WHERE level = 'now'")
 	findings, err := s.Diagnose(context.Background())
 	if err != nil {
 		t.Fatal(err)
@@ -152,8 +154,11 @@ func TestDiagnose(t *testing.T) {
 	if f := got["innodb_flush_log_at_trx_commit"]; f.Level != store.Risky || !strings.Contains(f.Detail, "loses") {
 		t.Errorf("the tests' server is not durable, and that is not said: %+v", f)
 	}
-	if f := got["processes alive, this one included"]; f.Level != store.Risky {
+	if f := got["processes that serve"]; f.Level != store.Risky {
 		t.Errorf("nobody serves: %+v", f)
+	}
+	if f := got["alarms of level now"]; f.Level != store.Risky || !strings.Contains(f.Detail, "no answer") {
+		t.Errorf("an alarm that was not delivered: %+v", f)
 	}
 	if f := got["days made ahead in t_msg_record"]; f.Level != store.Fine || f.Detail != "7" {
 		t.Errorf("days: %+v", f)
