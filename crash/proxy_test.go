@@ -1,0 +1,136 @@
+package crash
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// proxy stands between the nodes and the database. It can stand still, and cut a connection after a COMMIT has gone to the server and
+// before its answer has come back.
+type proxy struct {
+	net.Listener
+	target string // the server's socket
+	still  atomic.Pointer[chan struct{}]
+	cut    atomic.Int64 // in 100 commits
+	cuts   atomic.Int64 // so far
+	mu     sync.Mutex
+	open   map[net.Conn]bool
+	done   sync.WaitGroup
+}
+
+func newProxy(t testing.TB, target string) *proxy {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: l, target: target, open: map[net.Conn]bool{}}
+	p.done.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.done.Go(func() { p.serve(client) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		p.release()
+		p.mu.Lock()
+		for c := range p.open {
+			c.Close()
+		}
+		p.mu.Unlock()
+		p.done.Wait()
+	})
+	return p
+}
+
+// stall makes a black hole of the proxy: nothing passes until release.
+func (p *proxy) stall() {
+	c := make(chan struct{})
+	p.still.Store(&c)
+}
+
+func (p *proxy) release() {
+	if c := p.still.Swap(nil); c != nil {
+		close(*c)
+	}
+}
+
+func (p *proxy) wait() {
+	if c := p.still.Load(); c != nil {
+		<-*c
+	}
+}
+
+func (p *proxy) keep(c net.Conn) func() {
+	p.mu.Lock()
+	p.open[c] = true
+	p.mu.Unlock()
+	return func() {
+		c.Close()
+		p.mu.Lock()
+		delete(p.open, c)
+		p.mu.Unlock()
+	}
+}
+
+func (p *proxy) serve(client net.Conn) {
+	defer p.keep(client)()
+	server, err := net.Dial("unix", p.target)
+	if err != nil {
+		return
+	}
+	defer p.keep(server)()
+	var cutNext atomic.Bool // the next answer does not reach the client
+	p.done.Go(func() {
+		p.copy(server, client, func(b []byte) bool {
+			if bytes.Contains(b, []byte("COMMIT")) && rand.Int64N(100) < p.cut.Load() {
+				cutNext.Store(true)
+			}
+			return true
+		})
+		server.Close()
+	})
+	p.copy(client, server, func([]byte) bool {
+		if cutNext.Load() {
+			p.cuts.Add(1)
+			return false
+		}
+		return true
+	})
+}
+
+// copy passes bytes on as long as pass says so.
+func (p *proxy) copy(to io.Writer, from io.Reader, pass func([]byte) bool) {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		if n > 0 {
+			p.wait()
+			if !pass(buffer[:n]) {
+				return
+			}
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// holeFor stands still for a time.
+func (p *proxy) holeFor(d time.Duration) {
+	p.stall()
+	time.Sleep(d)
+	p.release()
+}
