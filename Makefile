@@ -10,10 +10,18 @@ export PATH := $(PATH):/usr/sbin:/usr/local/go/bin
 # Arguments of bench-peers, such as PEERS="-rounds 1 -payloads 200".
 PEERS ?=
 
+# The toolchain of what is shipped: it has the standard library's latest corrections. go.mod asks for no more than it needs.
+RELEASE ?= go1.27.3
+
+# Faults of make crash, how many (default: each once) and which; length of make soak.
+ROUNDS ?=
+FAULTS ?=
+SOAK   ?= 1h
+
 # Seconds that each fuzz target runs.
 FUZZTIME ?= 10s
 
-.PHONY: run build test lint fuzz docs bench bench-peers setup-db setup-race setup-faketime setup-promtool setup-peers clean
+.PHONY: run build test lint fuzz crash soak vuln docs bench bench-peers setup-db setup-race setup-faketime setup-promtool setup-peers clean
 
 ## run: serve with a private database and files below ./data
 run: build setup-db
@@ -21,7 +29,7 @@ run: build setup-db
 
 ## build: one static binary, bin/tidings
 build: setup-go
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/tidings .
+	GOTOOLCHAIN=$(RELEASE) CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/tidings .
 
 ## test: all tests, against a real database, with the race detector
 test: setup-go setup-db setup-race setup-faketime setup-promtool
@@ -39,6 +47,22 @@ fuzz: setup-go
 	go test ./server -run '^$$' -fuzz FuzzDecode -fuzztime $(FUZZTIME)
 	go test ./internal/render -run '^$$' -fuzz FuzzRender -fuzztime $(FUZZTIME)
 	go test ./sender -run '^$$' -fuzz FuzzHeader -fuzztime $(FUZZTIME)
+
+## crash: faults one after the other against two nodes and their database; ROUNDS and FAULTS as in crash/
+crash: setup-go setup-db setup-faketime
+	CRASH_ROUNDS=$(ROUNDS) CRASH_FAULTS=$(FAULTS) go test -tags crash -count 1 -timeout 0 -v -run 'TestCrash|TestDiskFull' ./crash
+
+## soak: an hour at half speed (SOAK=10m for another time): nothing may grow
+soak: setup-go setup-db setup-faketime
+	SOAK=$(SOAK) go test -tags crash -count 1 -timeout 0 -v -run TestSoak ./crash
+
+## vuln: known vulnerabilities in what is built and shipped, by a database that comes as a Go module
+vuln: build
+	cd tools/vuln && GOTOOLCHAIN=$(RELEASE) go build -o ../../bin/ golang.org/x/vuln/cmd/govulncheck golang.org/x/vulndb/cmd/indexdb
+	bin/indexdb -vulns "$$(cd tools/vuln && go list -m -f '{{.Dir}}' golang.org/x/vulndb)/data/osv" -out bin/vulndb
+	GOTOOLCHAIN=$(RELEASE) bin/govulncheck -db "file://$(CURDIR)/bin/vulndb" ./...
+	GOTOOLCHAIN=$(RELEASE) CGO_ENABLED=0 go build -trimpath -o bin/tidings-symbols . # stripped, it could not be told what is in it
+	bin/govulncheck -db "file://$(CURDIR)/bin/vulndb" -mode binary bin/tidings-symbols
 
 ## docs: docs/errors.md, from the code's own table
 docs: setup-go setup-db

@@ -25,6 +25,11 @@ func (a *app) configCommand() *cobra.Command {
 				return err
 			}
 			closeAll()
+			_, closeAlarm, err := openAlarm(cfg)
+			if err != nil {
+				return err
+			}
+			closeAlarm()
 			fmt.Fprintln(cmd.OutOrStdout(), "the configuration is good")
 			return nil
 		},

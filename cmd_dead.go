@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -40,12 +41,12 @@ func (f *deadFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.until, "until", "", "died before: the same")
 }
 
-func (f *deadFlags) addHandling(cmd *cobra.Command) {
+func (f *deadFlags) addHandling(cmd *cobra.Command, rate int) {
 	f.add(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&f.all, "all", false, "all of them: needed where nothing else says which")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only count them")
-	flags.IntVar(&f.rate, "rate", 0, fmt.Sprintf("how many a second (requeue: %d; discard: %d)", store.DefaultRequeueRate, store.MostRequeueRate))
+	flags.IntVar(&f.rate, "rate", rate, "how many a second")
 }
 
 func (f *deadFlags) filter(now time.Time) (filter store.DeadFilter, err error) {
@@ -70,6 +71,12 @@ func (f *deadFlags) filter(now time.Time) (filter store.DeadFilter, err error) {
 		} else if *into, err = admit.ParseTime(text); err != nil {
 			return filter, fmt.Errorf("--%s must be RFC 3339 with an offset, or how long ago, such as 24h", name)
 		}
+	}
+	if !filter.Until.IsZero() && !filter.Since.Before(filter.Until) {
+		return filter, errors.New("--since must lie before --until")
+	}
+	if filter.Since.After(now) {
+		return filter, errors.New("--since lies in the future")
 	}
 	return filter, nil
 }
@@ -138,8 +145,12 @@ func printCounts(out io.Writer, counts map[msg.Channel]int) {
 	fmt.Fprintln(out)
 }
 
-// deadArgs reads a dead letter's name: 123 email, or 123-email.
+// deadArgs reads a dead letter's name: 123 email, or 123-email, as alarms write it.
 func deadArgs(args []string) (msgID uint64, channel msg.Channel, err error) {
+	if len(args) == 1 {
+		id, name, _ := strings.Cut(args[0], "-")
+		args = []string{id, name}
+	}
 	if msgID, err = strconv.ParseUint(args[0], 10, 64); err != nil {
 		return 0, 0, fmt.Errorf("%q is no message id", args[0])
 	}
@@ -149,7 +160,7 @@ func deadArgs(args []string) (msgID uint64, channel msg.Channel, err error) {
 
 func (a *app) deadShowCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "show <message> <channel>", Short: "Show a dead letter with its attempts", Args: cobra.ExactArgs(2),
+		Use: "show <message> <channel>", Short: "Show a dead letter with its attempts", Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			msgID, channel, err := deadArgs(args)
 			if err != nil {
@@ -192,7 +203,7 @@ func (a *app) deadRequeueCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "requeue [<message> <channel>]", Short: "Send a dead letter again, or all that a filter means",
 		Long: "Puts dead letters back into their lanes, with their policy's attempts over again and the keys that providers know them by; those that\n" +
-			"died first go first. It stops while no provider of a channel may be asked. It may be stopped, and run again, at any time.",
+			"died first go first. It stops while the lane is paused, or no provider of a channel may be asked. It may be stopped, and run again, at any time.",
 		Args: oneOrFilter,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, _, err := a.config(cmd.ErrOrStderr())
@@ -216,8 +227,8 @@ func (a *app) deadRequeueCommand() *cobra.Command {
 			})
 		},
 	}
-	f.addHandling(cmd)
-	cmd.Flags().BoolVar(&f.force, "force", false, "even while no provider of the channel may be asked")
+	f.addHandling(cmd, store.DefaultRequeueRate)
+	cmd.Flags().BoolVar(&f.force, "force", false, "even while the lane is paused, or no provider of the channel may be asked")
 	return cmd
 }
 
@@ -227,18 +238,18 @@ func (a *app) deadDiscardCommand() *cobra.Command {
 		Use: "discard [<message> <channel>]", Short: "Give a dead letter up, or all that a filter means: they are recorded as failed", Args: oneOrFilter,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withStore(cmd, func(ctx context.Context, st *store.Store) error {
-				h := store.Handling{By: byCommand, Discard: true, Reason: f.because, Rate: cmp.Or(f.rate, store.MostRequeueRate)}
+				h := store.Handling{By: byCommand, Discard: true, Reason: f.because, Rate: f.rate}
 				return f.handle(ctx, st, h, args, cmd.OutOrStdout())
 			})
 		},
 	}
-	f.addHandling(cmd)
+	f.addHandling(cmd, store.MostRequeueRate)
 	cmd.Flags().StringVar(&f.because, "because", "", "why, for others to read")
 	return cmd
 }
 
 func oneOrFilter(_ *cobra.Command, args []string) error {
-	if len(args) != 0 && len(args) != 2 {
+	if len(args) > 2 {
 		return errors.New("name a message and a channel, or none and a filter")
 	}
 	return nil
@@ -248,14 +259,14 @@ func oneOrFilter(_ *cobra.Command, args []string) error {
 func inOrder(ctx context.Context, x *explain.Explainer, r store.Route) error {
 	why, err := x.OutOfOrder(ctx, r, true)
 	if err == nil && why != "" {
-		err = fmt.Errorf("%s is out of order: %s; --force does it all the same", r.Channel, why)
+		err = fmt.Errorf("nothing of lane %s can be sent over %s now: %s; --force does it all the same", r.Lane, r.Channel, why)
 	}
 	return err
 }
 
 // handle does to one dead letter, or to all that the flags mean, what h says.
 func (f *deadFlags) handle(ctx context.Context, st *store.Store, h store.Handling, args []string, out io.Writer) error {
-	if f.rate < 0 || f.rate > store.MostRequeueRate {
+	if f.rate < 1 || f.rate > store.MostRequeueRate {
 		return fmt.Errorf("--rate must be between 1 and %d", store.MostRequeueRate)
 	}
 	done := "requeued"
@@ -266,14 +277,17 @@ func (f *deadFlags) handle(ctx context.Context, st *store.Store, h store.Handlin
 	if err != nil {
 		return err
 	}
-	if len(args) == 2 {
-		return handleOneDead(ctx, st, h, args, filter, done, out)
+	if len(args) > 0 {
+		if filter != (store.DeadFilter{}) || f.all {
+			return errors.New("a dead letter and a filter exclude each other")
+		}
+		return f.handleOne(ctx, st, h, args, done, out)
 	}
 	if filter == (store.DeadFilter{Until: filter.Until}) && !f.all {
 		return errors.New("say which dead letters are meant: --channel, --category, --source, --template, --reason, --since, or --all")
 	}
 	if filter.Until.IsZero() {
-		filter.Until = st.Now() // those that die again meanwhile are not meant
+		filter.Until = st.Now().Truncate(time.Millisecond) // those that die again meanwhile are not meant
 	}
 	counts, err := st.CountDead(ctx, filter)
 	if err != nil {
@@ -297,13 +311,17 @@ func (f *deadFlags) handle(ctx context.Context, st *store.Store, h store.Handlin
 	return nil
 }
 
-func handleOneDead(ctx context.Context, st *store.Store, h store.Handling, args []string, filter store.DeadFilter, done string, out io.Writer) error {
+func (f *deadFlags) handleOne(ctx context.Context, st *store.Store, h store.Handling, args []string, done string, out io.Writer) error {
 	msgID, channel, err := deadArgs(args)
 	if err != nil {
 		return err
 	}
-	if filter != (store.DeadFilter{}) {
-		return errors.New("a message and a filter exclude each other")
+	if f.dryRun {
+		if _, err := st.Dead(ctx, msgID, channel); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "would be %s: %s\n", done, msg.TaskKey(msgID, channel))
+		return nil
 	}
 	if err := st.HandleDead(ctx, msgID, channel, h); err != nil {
 		return err

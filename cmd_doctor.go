@@ -36,6 +36,12 @@ func doctor(ctx context.Context, st *store.Store, cfg *Config, out io.Writer) er
 		return err
 	}
 	findings = append(findings, probeProviders(ctx, cfg)...)
+	if alarm, closeAlarm, err := openAlarm(cfg); err != nil {
+		findings = append(findings, store.Finding{Level: store.Wrong, What: "alarm", Detail: err.Error()})
+	} else if alarm != nil {
+		findings = append(findings, store.Finding{Level: store.Fine, What: "alarm", Detail: "by " + alarm.Name + "; tidings alarm test delivers one"})
+		closeAlarm()
+	}
 	if cfg.Alarm.Provider == "" {
 		findings = append(findings, store.Finding{Level: store.Risky, What: "alarm", Detail: "nobody is told of dead letters but in the log: see alarm in the configuration"})
 	}

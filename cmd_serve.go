@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/mail"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -212,12 +213,23 @@ func openAlarm(cfg *Config) (*queue.Alarm, func(), error) {
 	a := &queue.Alarm{
 		Name: name, Provider: p, Channel: sender.ChannelOf(kind), Receiver: cfg.Alarm.Receiver, Every: cfg.Alarm.Every, DigestAt: digest, Timeout: limits.Timeout,
 	}
-	if checker, ok := p.(sender.ReceiverChecker); ok {
-		if a.Receiver, err = checker.CheckReceiver(a.Receiver); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("alarm.receiver: %w", err), p.Close())
-		}
+	if a.Receiver, err = checkAlarmReceiver(p, a); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("alarm.receiver %w", err), p.Close())
 	}
 	return a, func() { p.Close() }, nil
+}
+
+// checkAlarmReceiver gives the form in which the provider takes the receiver.
+func checkAlarmReceiver(p sender.Provider, a *queue.Alarm) (string, error) {
+	if checker, ok := p.(sender.ReceiverChecker); ok {
+		return checker.CheckReceiver(a.Receiver)
+	}
+	if a.Channel == msg.Email {
+		if _, err := mail.ParseAddress(a.Receiver); err != nil {
+			return "", errors.New("is no e-mail address")
+		}
+	}
+	return a.Receiver, nil
 }
 
 // explainer knows the channels' providers as they are configured.

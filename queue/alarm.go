@@ -133,8 +133,9 @@ func (a *Alarm) deliver(ctx context.Context, m *sender.Message) (err error) {
 			err = fmt.Errorf("the provider panicked: %v", r)
 		}
 	}()
-	if v := sender.Redact(a.Provider.Send(ctx, m), m); v.Kind != sender.Success {
-		return fmt.Errorf("%s: %s %s", v.Kind, v.Code, v.Text)
+	// Of the alarm only the receiver is anybody's: the text tells of reasons, which the provider's own may well be like.
+	if v := sender.Redact(a.Provider.Send(ctx, m), &sender.Message{Receiver: m.Receiver}); v.Kind != sender.Success {
+		return fmt.Errorf("%s: %s", v.Kind, strings.TrimSpace(v.Code+" "+v.Text))
 	}
 	return nil
 }

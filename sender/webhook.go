@@ -34,13 +34,13 @@ type webhookConfig struct {
 
 // webhookBody is what a receiver gets.
 type webhookBody struct {
-	Type      string      `json:"type"`
+	Type      string      `json:"type"` // message; alarm: of the place itself
 	Timestamp time.Time   `json:"timestamp"`
 	Data      webhookData `json:"data"`
 }
 
 type webhookData struct {
-	MsgID    string `json:"msg_id"`
+	MsgID    string `json:"msg_id,omitempty"`
 	Category string `json:"category"`
 	Subject  string `json:"subject,omitempty"`
 	Text     string `json:"text,omitempty"`
@@ -106,10 +106,13 @@ func (p *webhookProvider) request(m *Message, now time.Time) (*http.Request, err
 	if _, err := p.CheckReceiver(m.Receiver); err != nil {
 		return nil, fmt.Errorf("the receiver %w", err)
 	}
-	body, err := json.Marshal(webhookBody{
-		Type: "message", Timestamp: m.Created.UTC(),
-		Data: webhookData{MsgID: strconv.FormatUint(m.MsgID, 10), Category: m.Category.String(), Subject: m.Subject, Text: m.Text},
-	})
+	data := webhookBody{Type: "message", Timestamp: m.Created.UTC(), Data: webhookData{Category: m.Category.String(), Subject: m.Subject, Text: m.Text}}
+	if m.MsgID == 0 {
+		data.Type = "alarm"
+	} else {
+		data.Data.MsgID = strconv.FormatUint(m.MsgID, 10)
+	}
+	body, err := json.Marshal(data)
 	if err != nil {
 		return nil, err
 	}

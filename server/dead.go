@@ -24,14 +24,14 @@ func (s *Server) deadRoutes(api huma.API) {
 	huma.Register(api, operation("dead letters", "get-dead", http.MethodGet, "/api/dead/{msg_id}/{channel}", "Ask for a dead letter, with its attempts"), s.getDead)
 	op = operation("dead letters", "requeue-one-dead", http.MethodPost, "/api/dead/{msg_id}/{channel}/requeue", "Send a dead letter again")
 	op.Description = "It goes back to its lane at once, with its policy's attempts over again, time to be sent in, and the key that providers know it by. 409 channel_out_of_order: " +
-		"no provider of the channel may be asked now; force requeues it all the same."
+		"its lane is paused, or no provider of the channel may be asked now; force requeues it all the same."
 	huma.Register(api, op, s.requeueOne)
 	op = operation("dead letters", "discard-one-dead", http.MethodPost, "/api/dead/{msg_id}/{channel}/discard", "Give a dead letter up")
 	op.Description = "It is recorded as failed."
 	huma.Register(api, op, s.discardOne)
 	op = operation("dead letters", "requeue-dead", http.MethodPost, "/api/dead/requeue", "Send all dead letters again that a filter means")
 	op.Description = "Those that died first go first, rate of them a second. It takes up to a minute; with done false there are more: ask again with the same filter and the until of the answer, " +
-		"which leaves out those that die again. The same goes for an answer that did not arrive: what is requeued is requeued once. It stops with 409 channel_out_of_order while no provider of a channel may be asked."
+		"which leaves out those that die again. The same goes for an answer that did not arrive: what is requeued is requeued once. It stops with 409 channel_out_of_order while a lane is paused, or no provider of a channel may be asked."
 	huma.Register(api, op, s.requeueDead)
 	op = operation("dead letters", "discard-dead", http.MethodPost, "/api/dead/discard", "Give all dead letters up that a filter means")
 	op.Description = "As requeue-dead goes about it."
@@ -96,6 +96,9 @@ func (in *DeadQuery) filter(ctx context.Context) (f store.DeadFilter, problems [
 		}
 	}
 	problems = append(problems, readTimes(map[string]string{"since": in.Since, "until": in.Until}, map[string]*time.Time{"since": &f.Since, "until": &f.Until})...)
+	if len(problems) == 0 && !f.Until.IsZero() && !f.Since.Before(f.Until) {
+		problems = append(problems, admit.Problem{Field: "since", Code: admit.CodeInvalid, Message: "must lie before until"})
+	}
 	return f, problems, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"tidings/internal/msg"
 	"tidings/store"
 )
 
@@ -63,12 +64,22 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.query, got, c.want)
 		}
 	}
+	for _, query := range []string{"/api/dead?source=bank", "/api/stats?source=bank"} {
+		if a := shop.do(t, "GET", query, ""); a.status != 404 {
+			t.Errorf("%s by another: %d %s", query, a.status, a.raw)
+		}
+	}
+	for _, path := range []string{"/api/dead/requeue", "/api/dead/discard"} {
+		if a := shop.do(t, "POST", path, `{"source":"bank"}`); a.status != 404 {
+			t.Errorf("%s of another's: %d %s", path, a.status, a.raw)
+		}
+	}
 	page, next := list(admin, "?limit=2")
 	rest, end := list(admin, "?limit=2&cursor="+next)
 	if len(page) != 2 || fmt.Sprint(rest) != fmt.Sprint([]string{first}) || end != "" {
 		t.Errorf("pages %v and %v, next %q", page, rest, end)
 	}
-	for query, field := range map[string]string{"?since=yesterday": "since", "?cursor=1": "cursor", "?channel=pigeon": "channel", "?limit=0": "limit"} {
+	for query, field := range map[string]string{"?since=yesterday": "since", "?cursor=1": "cursor", "?since=2026-01-02T00:00:00Z&until=2026-01-01T00:00:00Z": "since", "?channel=pigeon": "channel", "?limit=0": "limit"} {
 		if a := shop.do(t, "GET", "/api/dead"+query, ""); a.status != 422 || !strings.Contains(a.raw, `"`+field+`"`) {
 			t.Errorf("%s: %d %s", query, a.status, a.raw)
 		}
@@ -137,6 +148,16 @@ func TestRequeueByFilter(t *testing.T) {
 	if err := b.store.PauseProvider(context.Background(), "ann", "relay", "", false); err != nil {
 		t.Fatal(err)
 	}
+	pause := func(paused bool) {
+		if _, err := b.store.SetLane(context.Background(), "ann", msg.Middle, func(l *store.LaneControl) { l.Paused = paused }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pause(true)
+	if a := shop.do(t, "POST", "/api/dead/requeue", `{"channel":"log"}`); a.status != 409 || !strings.Contains(a.raw, "lane middle is paused") {
+		t.Errorf("into a paused lane: %d %s", a.status, a.raw)
+	}
+	pause(false)
 	began := time.Now()
 	a = shop.do(t, "POST", "/api/dead/requeue", `{"channel":"log","rate":10}`)
 	if a.status != 200 || a.body["tasks"] != 3.0 || a.body["done"] != true || a.body["until"] == nil || time.Since(began) < 200*time.Millisecond {

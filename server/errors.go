@@ -41,7 +41,7 @@ var (
 	beingSent       = failure{"being_sent", http.StatusConflict, "The message is being sent now: how it ends is not known yet."}
 	alreadyEnded    = failure{"already_ended", http.StatusConflict, "The message has been sent already, or has ended otherwise."}
 	queuedTwice     = failure{"already_queued", http.StatusConflict, "The task stands in its queue table as well: somebody has copied it there by hand. Delete one of the two rows."}
-	channelDown     = failure{"channel_out_of_order", http.StatusConflict, "No provider of the channel may be asked now; with force it is done all the same."}
+	channelDown     = failure{"channel_out_of_order", http.StatusConflict, "The lane is paused, or no provider of the channel may be asked now; with force it is done all the same."}
 	notFound        = failure{"not_found", http.StatusNotFound, "There is no such thing, or it is not yours."}
 	wrongMethod     = failure{"method_not_allowed", http.StatusMethodNotAllowed, "The path exists, but not for this method."}
 	wrongType       = failure{"unsupported_media_type", http.StatusUnsupportedMediaType, "Send plain JSON with the header Content-Type: application/json (curl --json does), not compressed."}

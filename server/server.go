@@ -65,6 +65,9 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{cfg: cfg}
+	for _, f := range failures {
+		cfg.Metrics.Rejections(f.code)
+	}
 	router := chi.NewMux()
 	router.Use(s.observe, sameOrigin, s.authenticate)
 	router.NotFound(func(w http.ResponseWriter, _ *http.Request) { writeProblem(w, notFound) })

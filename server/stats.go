@@ -113,7 +113,7 @@ func (in *statsInput) filter(now time.Time) (f store.StatFilter, problems []admi
 		f.Since, f.Until = day, day.Add(24*time.Hour)
 	}
 	if f.Until.IsZero() {
-		f.Until = now
+		f.Until = now.Truncate(time.Millisecond)
 	}
 	if f.Since.IsZero() {
 		f.Since = f.Until.Add(-24 * time.Hour)

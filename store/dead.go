@@ -99,7 +99,7 @@ func (s *Store) Dead(ctx context.Context, msgID uint64, channel msg.Channel) (*D
 	defer cancel()
 	found, err := s.deadLetters(ctx, sqlDead, msgID, channel)
 	if err == nil && len(found) == 0 {
-		err = fmt.Errorf("dead letter %w", ErrNotFound)
+		err = fmt.Errorf("dead letter %s: %w", msg.TaskKey(msgID, channel), ErrNotFound)
 	}
 	if err != nil {
 		return nil, public(err)
@@ -197,7 +197,7 @@ func (s *Store) HandleDead(ctx context.Context, msgID uint64, channel msg.Channe
 			return public(err)
 		}
 		if len(dead) == 0 {
-			return fmt.Errorf("dead letter %w", ErrNotFound)
+			return fmt.Errorf("dead letter %s: %w", msg.TaskKey(msgID, channel), ErrNotFound)
 		}
 		if err := h.inOrder(ctx, dead); err != nil {
 			return err
@@ -368,7 +368,7 @@ func (s *Store) handle(ctx context.Context, seen []deadTask, h Handling) (done i
 		if err := changed(res, err, len(ours)); err != nil {
 			return err
 		}
-		if err := audit(ctx, tx, h.By, action, objects(ours), names(ours)); err != nil {
+		if err := audit(ctx, tx, h.By, action, objects(ours), strings.TrimSpace(names(ours)+" "+h.Reason)); err != nil {
 			return err
 		}
 		done = len(ours)

@@ -85,6 +85,32 @@ func TestRequeueOne(t *testing.T) {
 	}
 }
 
+// One that has more time than the policy gives keeps it; one that dies again between the look and the lock is left alone.
+func TestRequeueCarefully(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	db := raw(t, dsn)
+	tasks := bury(t, s, 2, nil, sameReason)
+	run(t, db, "UPDATE t_msg_dead SET expire_time = UTC_TIMESTAMP(3) + INTERVAL 30 DAY WHERE msg_id = ?", tasks[0].MsgID)
+	if err := s.HandleDead(context.Background(), tasks[0].MsgID, msg.Log, store.Handling{By: "ann", Policy: again}); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, db, "SELECT COUNT(*) FROM t_msg_queue_middle WHERE msg_id = ? AND expire_time > UTC_TIMESTAMP(3) + INTERVAL 29 DAY", tasks[0].MsgID); n != 1 {
+		t.Error("its time was cut short")
+	}
+	got, err := s.HandleAllDead(context.Background(), store.DeadFilter{Until: s.Now().Add(time.Millisecond)}, store.Handling{By: "ann", Policy: func(ctx context.Context, task *store.Task) (int, time.Duration) {
+		run(t, db, "UPDATE t_msg_dead SET modify_time = modify_time + INTERVAL 1 HOUR") // it dies again
+		return again(ctx, task)
+	}})
+	if err != nil || got.Tasks != 0 {
+		t.Errorf("%+v %v", got, err)
+	}
+	if n := count(t, db, "SELECT COUNT(*) FROM t_msg_dead"); n != 1 {
+		t.Errorf("%d dead letters", n)
+	}
+}
+
 // A discarded dead letter has failed, without what a sensitive message said, and counts as ended.
 func TestDiscard(t *testing.T) {
 	t.Parallel()
@@ -539,6 +565,9 @@ func TestSensitive(t *testing.T) {
 		if err := s.CreateTemplate(ctx, "ann", &v); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if _, err := s.UpdateTemplate(ctx, "ann", "default", "secret", msg.Log, func(v *store.Template) error { v.Sensitive = false; return nil }); err != nil { // messages have version 1
+		t.Fatal(err)
 	}
 	cases := []struct {
 		name, template string

@@ -61,6 +61,12 @@ func New(version, commit string) *Metrics {
 		answers: histograms("tidings_http_request_duration_seconds", "How long requests took.",
 			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}, "method", "route"),
 	}
+	for _, level := range []string{"now", "daily"} { // from zero on: a first failure must count as an increase
+		for _, outcome := range []string{"success", "failed"} {
+			m.alarms.WithLabelValues(level, outcome)
+		}
+	}
+	m.retries.WithLabelValues("1213")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "tidings_build_info", Help: "1, with what runs.",
 		ConstLabels: prometheus.Labels{"version": version, "commit": commit, "goversion": runtime.Version()},
@@ -112,6 +118,16 @@ func (m *Metrics) Accepted(n int) {
 func (m *Metrics) Rejected(reason string) {
 	if m != nil {
 		m.rejected.WithLabelValues(reason).Inc()
+	}
+}
+
+// Rejections makes the codes known for which messages may be refused.
+func (m *Metrics) Rejections(reasons ...string) {
+	if m == nil {
+		return
+	}
+	for _, r := range reasons {
+		m.rejected.WithLabelValues(r)
 	}
 }
 
