@@ -46,6 +46,11 @@ var faults = map[string]func(*rig){
 		r.sleep(200*time.Millisecond, 2*lease)
 		r.proxy.release()
 	},
+	"late": func(r *rig) { // a table is swapped while what was meant for it is still under way
+		r.proxy.late.Store(true)
+		time.Sleep(12 * time.Second) // longer than a slot
+		r.proxy.late.Store(false)
+	},
 	"clock": func(r *rig) { // the database's clock steps forward or back
 		r.clock.set(r.t, time.Duration(r.random.Int64N(int64(6*time.Second)))-3*time.Second)
 		time.Sleep(1100 * time.Millisecond) // until it is read
@@ -61,7 +66,7 @@ var faults = map[string]func(*rig){
 	},
 }
 
-var allFaults = []string{"kill", "killdb", "stop", "cut", "hole", "term", "stopdb", "clock", "both"}
+var allFaults = []string{"kill", "killdb", "stop", "cut", "hole", "term", "stopdb", "clock", "both", "late"}
 
 func (r *rig) one() *node { return r.nodes[r.random.IntN(len(r.nodes))] }
 

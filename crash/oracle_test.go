@@ -27,7 +27,8 @@ const (
 type watcher struct {
 	rig            *rig
 	seen           map[string]liveTask // by key, as it was seen last
-	gone           map[string]bool
+	left           map[string]bool     // no longer there at the last look: what a commit shows may be lost until it is on the disk
+	gone           map[string]bool     // nor at the one before, and the server was up in between
 	done           sync.WaitGroup
 	stop           context.CancelFunc
 	looks, illegal int
@@ -39,7 +40,7 @@ type liveTask struct {
 }
 
 func (r *rig) watch() *watcher {
-	w := &watcher{rig: r, seen: map[string]liveTask{}, gone: map[string]bool{}}
+	w := &watcher{rig: r, seen: map[string]liveTask{}, left: map[string]bool{}, gone: map[string]bool{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.stop = cancel
 	w.done.Go(func() {
@@ -57,6 +58,7 @@ func (r *rig) watch() *watcher {
 func (w *watcher) look() {
 	rows, err := w.rig.view.Query("SELECT msg_id, channel, place, status, attempt FROM v_task WHERE place NOT IN ('t_msg_record', 't_msg_dead')")
 	if err != nil { // the database is away
+		w.left = map[string]bool{}
 		return
 	}
 	defer rows.Close()
@@ -77,9 +79,16 @@ func (w *watcher) look() {
 		now[key] = l
 	}
 	if rows.Err() != nil {
+		w.left = map[string]bool{}
 		return
 	}
 	w.looks++
+	for key := range w.left {
+		if _, ok := now[key]; !ok {
+			w.gone[key] = true
+		}
+	}
+	w.left = map[string]bool{}
 	for key, l := range now {
 		if w.gone[key] {
 			w.fault("%s had ended, and is in %s again", key, l.place)
@@ -91,7 +100,7 @@ func (w *watcher) look() {
 	}
 	for key := range w.seen {
 		if _, ok := now[key]; !ok {
-			w.gone[key] = true
+			w.left[key] = true
 		}
 	}
 	w.seen = now
@@ -113,18 +122,18 @@ type verdict struct {
 	accepted, tasks                               int
 	lost, ghosts, early, inTwo, badTwice, unsent  int
 	twice, dead, cancelled, failed, expired, cuts int
-	keyless, taskless, wrongEnd, figures          int
+	keyless, taskless, wrongEnd, figures, doubled int
 	looks, illegal                                int
 }
 
 func (v verdict) bad() bool {
-	return v.lost+v.ghosts+v.early+v.inTwo+v.badTwice+v.unsent+v.keyless+v.taskless+v.wrongEnd+v.figures+v.illegal > 0
+	return v.lost+v.ghosts+v.early+v.inTwo+v.badTwice+v.unsent+v.keyless+v.taskless+v.wrongEnd+v.figures+v.doubled+v.illegal > 0
 }
 
 func (v verdict) String() string {
-	return fmt.Sprintf("accepted %d (%d tasks): lost %d, ghosts %d, early %d, in two tables %d, recorded and not sent %d, ended otherwise than sent %d, keys without task %d, tasks without key %d, illegal moves %d in %d looks, figures off %d; "+
+	return fmt.Sprintf("accepted %d (%d tasks): lost %d, ghosts %d, early %d, in two tables %d, recorded and not sent %d, ended otherwise than sent %d, keys without task %d, tasks without key %d, illegal moves %d in %d looks, figures off %d, attempts written twice %d; "+
 		"sent twice %d, of which far from a fault %d; dead %d, failed %d, cancelled %d, expired %d; commits cut off %d",
-		v.accepted, v.tasks, v.lost, v.ghosts, v.early, v.inTwo, v.unsent, v.wrongEnd, v.taskless, v.keyless, v.illegal, v.looks, v.figures, v.twice, v.badTwice, v.dead, v.failed, v.cancelled, v.expired, v.cuts)
+		v.accepted, v.tasks, v.lost, v.ghosts, v.early, v.inTwo, v.unsent, v.wrongEnd, v.taskless, v.keyless, v.illegal, v.looks, v.figures, v.doubled, v.twice, v.badTwice, v.dead, v.failed, v.cancelled, v.expired, v.cuts)
 }
 
 // near tells whether something that a provider took may be unknown to us: it was taken during a fault, or less than a second before.
@@ -261,6 +270,22 @@ func (r *rig) judge(l *ledger) (v verdict) {
 			report(&v.ghosts, "%s was sent, and is nowhere", key)
 		}
 	}
+	// An attempt has one end: who writes another has lost the task to somebody, and was not stopped by its owner.
+	attempts, err := r.view.Query("SELECT msg_id, channel, attempt, COUNT(*), MIN(node), MAX(node) FROM t_msg_attempt GROUP BY msg_id, channel, attempt HAVING COUNT(*) > 1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for attempts.Next() {
+		var (
+			id                            string
+			channel, attempt, n, one, two int
+		)
+		if err := attempts.Scan(&id, &channel, &attempt, &n, &one, &two); err != nil {
+			t.Fatal(err)
+		}
+		report(&v.doubled, "attempt %d of %s-%s was written %d times, by nodes %d and %d", attempt, id, channelNames[channel], n, one, two)
+	}
+	attempts.Close()
 	var figures, records int
 	if err := r.view.QueryRow("SELECT (SELECT COALESCE(SUM(tasks), 0) FROM t_stat_hour), (SELECT COUNT(*) FROM t_msg_record)").Scan(&figures, &records); err != nil {
 		t.Fatal(err)

@@ -63,18 +63,36 @@ func (w *world) ask(key string) string {
 	case class < 20:
 		verdict = "slow"
 	}
-	d := delivery{time.Now(), verdict}
-	if verdict == "slow" {
-		d.verdict = "taken"
+	if verdict != "slow" {
+		w.noteLocked(key, delivery{time.Now(), verdict})
 	}
+	return verdict
+}
+
+func (w *world) note(key string, d delivery) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.noteLocked(key, d)
+}
+
+func (w *world) noteLocked(key string, d delivery) {
 	w.seen[key] = append(w.seen[key], d)
 	fmt.Fprintf(w.log, "%d %s %s\n", d.at.UnixNano(), key, d.verdict)
-	return verdict
+}
+
+// late takes a request shortly before its time is over. Whether its sender still waits then tells what he knows.
+func (w *world) late(key string, gone func() bool) {
+	d := delivery{time.Now(), "taken"}
+	time.Sleep(slow)
+	if gone() {
+		d.verdict = "hung"
+	}
+	w.note(key, d)
 }
 
 const (
 	hang = 2500 * time.Millisecond // longer than a send may take
-	slow = 300 * time.Millisecond
+	slow = 1150 * time.Millisecond // shorter
 )
 
 func (w *world) webhook(t testing.TB) string {
@@ -88,7 +106,7 @@ func (w *world) webhook(t testing.TB) string {
 		case "hung":
 			time.Sleep(hang)
 		case "slow":
-			time.Sleep(slow)
+			w.late(r.Header.Get("webhook-id"), func() bool { return r.Context().Err() != nil })
 		}
 	}))
 	t.Cleanup(s.Close)
@@ -124,7 +142,7 @@ func (m *mailSession) Data(r io.Reader) error {
 	case "hung":
 		time.Sleep(hang)
 	case "slow":
-		time.Sleep(slow)
+		m.w.note(found[1], delivery{time.Now(), "taken"})
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ type proxy struct {
 	still  atomic.Pointer[chan struct{}]
 	cut    atomic.Int64 // in 100 commits
 	cuts   atomic.Int64 // so far
+	late   atomic.Bool  // scheduled messages reach their tables seconds after they were sent, and swaps of tables, too
 	mu     sync.Mutex
 	open   map[net.Conn]bool
 	done   sync.WaitGroup
@@ -94,6 +95,13 @@ func (p *proxy) serve(client net.Conn) {
 		p.copy(server, client, func(b []byte) bool {
 			if bytes.Contains(b, []byte("COMMIT")) && rand.Int64N(100) < p.cut.Load() {
 				cutNext.Store(true)
+			}
+			switch {
+			case !p.late.Load():
+			case bytes.Contains(b, []byte("tidings:delay-swap")), bytes.Contains(b, []byte("tidings:delay-survey")):
+				time.Sleep(2*time.Second + rand.N(2*time.Second))
+			case bytes.Contains(b, []byte("INTO t_msg_delay_")) && rand.IntN(3) == 0:
+				time.Sleep(3*time.Second + rand.N(2*time.Second))
 			}
 			return true
 		})

@@ -87,6 +87,22 @@ func (n *node) stop(t testing.TB, signal syscall.Signal) {
 	}
 }
 
+// tellErrors prints what the node found wrong with itself.
+func (n *node) tellErrors(t testing.TB) {
+	text, err := os.ReadFile(filepath.Join(n.dir, "log"))
+	if err != nil {
+		t.Log(err)
+		return
+	}
+	told := 0
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "level=ERROR") && !strings.Contains(line, "state=dead") && told < 20 {
+			told++
+			t.Logf("node %s: %s", n.address, strings.TrimSpace(line))
+		}
+	}
+}
+
 // span is when a fault was at work.
 type span struct {
 	what       string
@@ -177,6 +193,9 @@ channels: {webhook: {providers: [hook]}, email: {providers: [relay]}, log: {prov
 		t.Cleanup(func() {
 			n.cmd.Process.Signal(syscall.SIGCONT)
 			n.stop(t, syscall.SIGKILL)
+			if t.Failed() {
+				n.tellErrors(t)
+			}
 		})
 		r.nodes = append(r.nodes, n)
 	}

@@ -410,6 +410,10 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 			s.acceptAll(ctx, batch[len(batch)/2:], false)
 			return
 		default:
+			if number(err) == erNoSuchTable { // it has been swapped for longer than is waited: the next turn of the ring mends it
+				s.log.Warn("a table that messages go into is not there", "err", err)
+				err = errors.Join(ErrUnavailable, err)
+			}
 			for _, p := range batch {
 				p.finish(Accepted{}, fmt.Errorf("accept: %w", public(err)))
 			}
