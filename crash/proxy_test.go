@@ -135,10 +135,3 @@ func (p *proxy) copy(to io.Writer, from io.Reader, pass func([]byte) bool) {
 		}
 	}
 }
-
-// holeFor stands still for a time.
-func (p *proxy) holeFor(d time.Duration) {
-	p.stall()
-	time.Sleep(d)
-	p.release()
-}
