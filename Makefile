@@ -10,7 +10,8 @@ export PATH := $(PATH):/usr/sbin:/usr/local/go/bin
 # Arguments of bench-peers, such as PEERS="-rounds 1 -payloads 200".
 PEERS ?=
 
-# The toolchain of what is shipped: it has the standard library's latest corrections. go.mod asks for no more than it needs.
+# The toolchain of what is shipped: it has the standard library's latest corrections. go.mod asks for no more than it needs. RELEASE=local
+# takes the one on the machine.
 RELEASE ?= go1.27.3
 
 # Faults of make crash, how many (default: each once) and which; length of make soak.
