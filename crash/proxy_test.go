@@ -98,10 +98,12 @@ func (p *proxy) serve(client net.Conn) {
 			}
 			switch {
 			case !p.late.Load():
-			case bytes.Contains(b, []byte("tidings:delay-swap")), bytes.Contains(b, []byte("tidings:delay-survey")):
+			case bytes.Contains(b, []byte("tidings:delay-swap")):
 				time.Sleep(2*time.Second + rand.N(2*time.Second))
+			case bytes.Contains(b, []byte("tidings:delay-survey")): // who looks finds what has come meanwhile
+				time.Sleep(rand.N(1500 * time.Millisecond))
 			case bytes.Contains(b, []byte("INTO t_msg_delay_")) && rand.IntN(3) == 0:
-				time.Sleep(3*time.Second + rand.N(2*time.Second))
+				time.Sleep(5*time.Second + rand.N(4*time.Second)) // longer than its caller waits
 			}
 			return true
 		})
