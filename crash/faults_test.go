@@ -25,8 +25,8 @@ var faults = map[string]func(*rig){
 	},
 	"killdb": func(r *rig) {
 		pid := r.db.PID()
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			r.t.Fatal(err)
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil { // it has ended by itself since it was last seen
+			r.t.Logf("kill the database, process %d: %v", pid, err)
 		}
 		r.awaitDB(pid)
 	},

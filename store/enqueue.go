@@ -357,7 +357,7 @@ const optimisticRounds = 3
 // on one key costs its neighbours no more. With handOff, tasks are given to free slots.
 func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 	batch = s.collapse(batch)
-	misses := 0
+	misses, known := 0, 0
 	for round := 0; len(batch) > 0; round++ {
 		if round == optimisticRounds && len(batch) > 1 {
 			for _, p := range batch {
@@ -391,7 +391,8 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 		case isGuard(err) && misses < retries: // others charged the same limits meanwhile, or it took too long
 			misses++
 			round--
-		case isDuplicate(err) && round < retries:
+		case isDuplicate(err) && known < retries: // however often the database was away before
+			known++
 			batch = s.answerKnown(ctx, batch)
 		case isLost(err) && ctx.Err() == nil && round < retries: // perhaps committed: ask, then try again
 			pause(ctx, 50*time.Millisecond)

@@ -257,3 +257,26 @@ func TestHeldKeyHoldsUpNobodyElse(t *testing.T) {
 		t.Fatalf("%d messages were refused for somebody else's key", n)
 	}
 }
+
+// The database was away for as many tries as there are, and when it is back the key is there: an earlier try had been carried out. That is
+// an answer, not an error.
+func TestKnownAfterManyTries(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s, other := testdb.Open(t, store.Config{DSN: dsn}), testdb.Open(t, store.Config{DSN: dsn})
+	tries := 0
+	var first store.Accepted
+	s.Sabotage(func(statements []string) []string {
+		switch tries++; {
+		case tries <= 10:
+			return append([]string{"SIGNAL SQLSTATE '08S01' SET MYSQL_ERRNO = 1053"}, statements...) // the server shuts down
+		case tries == 11:
+			first = enqueue(t, other, message("r"))
+		}
+		return statements
+	})
+	got, err := s.Enqueue(context.Background(), message("r"))
+	if err != nil || !got.Duplicate || got.MsgID != first.MsgID || tries != 11 {
+		t.Errorf("%+v %v after %d tries, want message %d", got, err, tries, first.MsgID)
+	}
+}
