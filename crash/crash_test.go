@@ -67,7 +67,7 @@ func TestCrash(t *testing.T) {
 	if v.bad() {
 		t.Error("what was promised was not kept")
 	}
-	if got := r.written(); got != v.accepted && got < v.accepted {
+	if got := r.written(); got < v.accepted {
 		t.Errorf("the ledgers have %d, the clients %d", got, v.accepted)
 	}
 	if v.accepted < 20*len(r.faults) {

@@ -5,6 +5,9 @@ import "time"
 // Sabotage lets a test change the statements of every packet before they are sent.
 func (s *Store) Sabotage(change func([]string) []string) { s.sabotage = change }
 
+// Owing tells whether figures are left out of their transactions.
+func (s *Store) Owing() bool { return s.figures.owing() }
+
 // AgeCopies makes the copies of sources, quotas and delay slots older.
 func (s *Store) AgeCopies(by time.Duration) {
 	s.callers.mu.Lock()
