@@ -216,10 +216,7 @@ func (a *app) deadRequeueCommand() *cobra.Command {
 			}
 			return a.withStore(cmd, func(ctx context.Context, st *store.Store) error {
 				x := explainer(cfg, st, policies, catalog.New(st))
-				h := store.Handling{By: byCommand, Rate: f.rate, Policy: func(ctx context.Context, t *store.Task) (int, time.Duration) {
-					p := x.Policy(ctx, t)
-					return p.Attempts, p.Expiry
-				}}
+				h := store.Handling{By: byCommand, Rate: f.rate, Policy: x.Again}
 				if !f.force {
 					h.Ready = func(ctx context.Context, r store.Route) error { return inOrder(ctx, x, r) }
 				}

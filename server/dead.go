@@ -219,7 +219,7 @@ func (s *Server) requeueOne(ctx context.Context, in *requeueOneInput) (*messageO
 	if err != nil {
 		return nil, err
 	}
-	h := store.Handling{By: caller(ctx).ID, Policy: s.attemptsAgain}
+	h := store.Handling{By: caller(ctx).ID, Policy: s.cfg.Explain.Again}
 	if in.Body == nil || !in.Body.Force {
 		h.Ready = s.inOrder
 	}
@@ -255,12 +255,6 @@ func (s *Server) handleOne(ctx context.Context, d *store.DeadLetter, h store.Han
 		return nil, s.answer(ctx, err)
 	}
 	return &messageOutput{Body: view(m)}, nil
-}
-
-// attemptsAgain is what a requeued task gets.
-func (s *Server) attemptsAgain(ctx context.Context, t *store.Task) (attempts int, expiry time.Duration) {
-	p := s.cfg.Explain.Policy(ctx, t)
-	return p.Attempts, p.Expiry
 }
 
 // inOrder tells whether what goes this way can be sent now.
@@ -315,7 +309,7 @@ type handledOutput struct{ Body HandledDead }
 type requeueInput struct{ Body RequeueDead }
 
 func (s *Server) requeueDead(ctx context.Context, in *requeueInput) (*handledOutput, error) {
-	h := store.Handling{By: caller(ctx).ID, Policy: s.attemptsAgain, Rate: in.Body.Rate}
+	h := store.Handling{By: caller(ctx).ID, Policy: s.cfg.Explain.Again, Rate: in.Body.Rate}
 	if !in.Body.Force {
 		h.Ready = s.inOrder
 	}

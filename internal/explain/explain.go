@@ -438,6 +438,12 @@ func stateOf(c *store.Control, p Provider, now time.Time, all bool) (s state) {
 	return s
 }
 
+// Again is what a requeued task gets: so many attempts more, and so long to be sent in.
+func (e *Explainer) Again(ctx context.Context, t *store.Task) (attempts int, expiry time.Duration) {
+	p := e.Policy(ctx, t)
+	return p.Attempts, p.Expiry
+}
+
 // OutOfOrder says why nothing should be sent again now that goes this way: its lane is paused, or no provider may be asked. Empty: it can
 // be sent.
 func (e *Explainer) OutOfOrder(ctx context.Context, r store.Route, all bool) (string, error) {
