@@ -411,15 +411,20 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 			s.acceptAll(ctx, batch[len(batch)/2:], false)
 			return
 		default:
-			if number(err) == erNoSuchTable { // it has been swapped for longer than is waited: the next turn of the ring mends it
-				s.log.Warn("a table that messages go into is not there", "err", err)
-				err = errors.Join(ErrUnavailable, err)
-			}
-			for _, p := range batch {
-				p.finish(Accepted{}, fmt.Errorf("accept: %w", public(err)))
-			}
+			s.refuse(batch, err)
 			return
 		}
+	}
+}
+
+// refuse answers messages that could not be stored.
+func (s *Store) refuse(batch []*pending, err error) {
+	if number(err) == erNoSuchTable { // it has been swapped for longer than is waited: the next turn of the ring mends it
+		s.log.Warn("a table that messages go into is not there", "err", err)
+		err = errors.Join(ErrUnavailable, err)
+	}
+	for _, p := range batch {
+		p.finish(Accepted{}, fmt.Errorf("accept: %w", public(err)))
 	}
 }
 
@@ -797,9 +802,7 @@ func (s *Store) answerKnown(ctx context.Context, batch []*pending) []*pending {
 		if ctx.Err() == nil { // the next insert meets the same trouble and decides
 			return batch
 		}
-		for _, p := range batch {
-			p.finish(Accepted{}, fmt.Errorf("accept: %w", public(err)))
-		}
+		s.refuse(batch, err)
 		return nil
 	}
 	rest := batch[:0]
