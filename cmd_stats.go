@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,17 +44,8 @@ func (a *app) statsCommand() *cobra.Command {
 					return err
 				}
 			}
-			for _, name := range by {
-				column := map[string]string{"source": "source_id", "template": "template_id"}[name]
-				if column == "" {
-					column = name
-				}
-				if !slices.Contains(store.StatColumns, column) {
-					return fmt.Errorf("--by must be of hour, day, source, template, channel, category; %q is not", name)
-				}
-				if !slices.Contains(f.By, column) {
-					f.By = append(f.By, column)
-				}
+			if f.By, err = statColumns(by); err != nil {
+				return err
 			}
 			return a.withStore(cmd, func(ctx context.Context, st *store.Store) error {
 				f.Until = st.Now()
@@ -77,6 +69,20 @@ func (a *app) statsCommand() *cobra.Command {
 	flags.Duration("since", 24*time.Hour, "from the hour that lies so long back")
 	flags.StringSliceVar(&by, "by", nil, "what to group by")
 	return cmd
+}
+
+// statColumns are the columns of the names that people group by.
+func statColumns(names []string) (columns []string, err error) {
+	for _, name := range names {
+		column := cmp.Or(map[string]string{"source": "source_id", "template": "template_id"}[name], name)
+		if !slices.Contains(store.StatColumns, column) {
+			return nil, fmt.Errorf("--by must be of hour, day, source, template, channel, category; %q is not", name)
+		}
+		if !slices.Contains(columns, column) {
+			columns = append(columns, column)
+		}
+	}
+	return columns, nil
 }
 
 func parseDay(text string, now time.Time) (time.Time, error) {

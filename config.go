@@ -257,20 +257,7 @@ func (c *Config) check() error {
 	if _, err := c.policies(); err != nil {
 		errs = append(errs, err)
 	}
-	for name, settings := range c.Providers {
-		limits, _, err := providerLimits(settings)
-		if err != nil {
-			fault("providers."+name, "%v", err)
-		}
-		if limits.Timeout != 0 && c.Queue.Lease <= limits.Timeout+c.Queue.SettleBudget {
-			fault("providers."+name+".timeout", "and queue.settle_budget must be shorter together than queue.lease, or tasks are sent twice")
-		}
-	}
-	for name, settings := range c.Providers {
-		if kind, _ := settings["type"].(string); !slices.Contains(sender.Types(), kind) {
-			fault("providers."+name+".type", "must be one of %s", strings.Join(sender.Types(), ", "))
-		}
-	}
+	c.checkProviders(fault)
 	if _, err := frequencies(c); err != nil {
 		errs = append(errs, err)
 	}
@@ -305,6 +292,21 @@ func (c *Config) checkDelay(fault func(key, format string, args ...any)) {
 	}
 	if d.Lead < time.Second || d.Lead >= d.Slot {
 		fault("delay.lead", "must be at least 1s, and shorter than delay.slot")
+	}
+}
+
+func (c *Config) checkProviders(fault func(key, format string, args ...any)) {
+	for name, settings := range c.Providers {
+		limits, _, err := providerLimits(settings)
+		if err != nil {
+			fault("providers."+name, "%v", err)
+		}
+		if limits.Timeout != 0 && c.Queue.Lease <= limits.Timeout+c.Queue.SettleBudget {
+			fault("providers."+name+".timeout", "and queue.settle_budget must be shorter together than queue.lease, or tasks are sent twice")
+		}
+		if kind, _ := settings["type"].(string); !slices.Contains(sender.Types(), kind) {
+			fault("providers."+name+".type", "must be one of %s", strings.Join(sender.Types(), ", "))
+		}
 	}
 }
 
