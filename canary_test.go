@@ -178,7 +178,7 @@ func TestCanary(t *testing.T) {
 			t.Errorf("cancel: %d %s", status, answer)
 		}
 	}
-	await(t, "nothing to wait", 40*time.Second, func() bool { return count(t, view, "v_task WHERE status IN (0, 1, 2)") == 0 })
+	await(t, "nothing to wait", 40*time.Second, func() bool { return count(t, view, "v_task WHERE status IN ('ready', 'sending', 'unknown')") == 0 })
 	if n := count(t, view, "t_msg_dead"); n == 0 {
 		t.Error("there are no dead letters: the test shows little")
 	}

@@ -61,7 +61,7 @@ func mask(settings map[string]any) {
 		case map[string]any:
 			mask(v)
 		case string:
-			if v != "" && key == "dsn" {
+			if v != "" && (key == "dsn" || key == "migrator_dsn") {
 				settings[key] = maskDSN(v)
 			} else if v != "" && secretKeys[key] {
 				settings[key] = masked

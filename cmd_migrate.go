@@ -25,7 +25,7 @@ func (a *app) migrateCommand() *cobra.Command {
 				return err
 			}
 			defer stop()
-			applied, err := store.Migrate(cmd.Context(), store.Config{DSN: dsn, Log: log})
+			applied, err := store.Migrate(cmd.Context(), store.Config{DSN: dsn, MigratorDSN: cfg.MySQL.MigratorDSN, Log: log})
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/mail"
+	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,8 @@ import (
 	"tidings/internal/metrics"
 	"tidings/internal/msg"
 	"tidings/internal/policy"
+	"tidings/internal/retention"
+	"tidings/internal/submit"
 	"tidings/queue"
 	"tidings/sender"
 	"tidings/server"
@@ -56,7 +60,7 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 		return err
 	}
 	defer stopDatabase()
-	if _, err := store.Migrate(ctx, store.Config{DSN: dsn, Log: log}); err != nil {
+	if _, err := store.Migrate(ctx, store.Config{DSN: dsn, MigratorDSN: cfg.MySQL.MigratorDSN, Log: log}); err != nil {
 		return err
 	}
 	channels, closeProviders, err := openChannels(cfg, log)
@@ -74,7 +78,7 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	var engine *queue.Engine
 	counters := metrics.New(fullVersion(), commit)
 	st, err := store.Open(ctx, store.Config{
-		DSN: dsn, Connections: cfg.MySQL.Connections, Lease: cfg.Queue.Lease, IdempotencyTTL: cfg.Idempotency.TTL,
+		DSN: dsn, MigratorDSN: cfg.MySQL.MigratorDSN, Connections: cfg.MySQL.Connections, Lease: cfg.Queue.Lease, IdempotencyTTL: cfg.Idempotency.TTL,
 		Delay:   store.DelayConfig{Slot: cfg.Delay.Slot, Slots: cfg.Delay.Slots, Shards: cfg.Delay.Shards, Lead: cfg.Delay.Lead},
 		Version: version, Log: log, Metrics: counters, Wake: func(l msg.Lane, c msg.Channel, due time.Time) { engine.Wake(l, c, due) },
 		Reserve: func(l msg.Lane, c msg.Channel, n int) store.Reservation { return engine.Reserve(l, c, n) },
@@ -120,15 +124,41 @@ func serve(ctx context.Context, cfg *Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	admitter := &admit.Admitter{
+		Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now, Templates: templates.Usable,
+		Frequency: limits.limits, Region: cfg.Phone.Region,
+	}
+	stopUpkeep, err := startUpkeep(ctx, cfg, st, admitter, counters, log)
+	if err != nil {
+		return err
+	}
+	defer stopUpkeep()
 	api := server.New(server.Config{
 		Store: st, Version: version, Log: log, Review: cfg.Templates.Review, Health: func() any { return engine.Health() },
 		Provider: func(name string) bool { _, ok := cfg.Providers[name]; return ok }, Explain: explainer(cfg, st, policies, templates), Metrics: counters,
-		Admit: &admit.Admitter{
-			Policies: policies, Configured: configured(channels), Receiver: receivers(channels), Now: st.Now, Templates: templates.Usable,
-			Frequency: limits.limits, Region: cfg.Phone.Region,
-		},
+		Admit: admitter,
 	})
 	return listen(ctx, api, listener, log)
+}
+
+// startUpkeep takes requests by SQL and lets go of what is too old, until ctx ends or stop is called.
+func startUpkeep(ctx context.Context, cfg *Config, st *store.Store, admitter *admit.Admitter, counters *metrics.Metrics, log *slog.Logger) (stop func(), err error) {
+	ages, err := cfg.ages()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.ArchiveDir != "" { // it has addresses and content: nobody else's
+		if err := os.MkdirAll(cfg.ArchiveDir, 0o700); err != nil {
+			return nil, fmt.Errorf("archive_dir: %w", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	intake := &submit.Intake{Store: st, Admit: admitter, Log: log, Metrics: counters}
+	keeper := &retention.Keeper{Store: st, Log: log, Ages: ages, ArchiveDir: cfg.ArchiveDir}
+	running.Go(func() { intake.Run(ctx) })
+	running.Go(func() { keeper.Run(ctx) })
+	return func() { cancel(); running.Wait() }, nil
 }
 
 // listen answers requests until ctx ends, and then those that have begun.

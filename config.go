@@ -29,9 +29,11 @@ type Config struct {
 		Format string `mapstructure:"format"`
 	} `mapstructure:"log"`
 	MySQL struct {
-		DSN         string `mapstructure:"dsn"`
-		DSNFile     string `mapstructure:"dsn_file"`
-		Connections int    `mapstructure:"connections"`
+		DSN             string `mapstructure:"dsn"`
+		DSNFile         string `mapstructure:"dsn_file"`
+		MigratorDSN     string `mapstructure:"migrator_dsn"`
+		MigratorDSNFile string `mapstructure:"migrator_dsn_file"`
+		Connections     int    `mapstructure:"connections"`
 	} `mapstructure:"mysql"`
 	Queue struct {
 		Lease        time.Duration `mapstructure:"lease"`
@@ -44,6 +46,14 @@ type Config struct {
 		Shards int           `mapstructure:"shards"`
 		Lead   time.Duration `mapstructure:"lead"`
 	} `mapstructure:"delay"`
+	// Retention: ages such as 90d or 36h, or forever.
+	Retention struct {
+		Record  string `mapstructure:"record"`
+		Attempt string `mapstructure:"attempt"`
+		Submit  string `mapstructure:"submit"`
+		Stat    string `mapstructure:"stat"`
+	} `mapstructure:"retention"`
+	ArchiveDir  string `mapstructure:"archive_dir"`
 	Idempotency struct {
 		TTL time.Duration `mapstructure:"ttl"`
 	} `mapstructure:"idempotency"`
@@ -93,6 +103,8 @@ var defaults = map[string]any{
 	"log.format":                         "text",
 	"mysql.dsn":                          "",
 	"mysql.dsn_file":                     "",
+	"mysql.migrator_dsn":                 "",
+	"mysql.migrator_dsn_file":            "",
 	"mysql.connections":                  32,
 	"queue.lease":                        time.Minute,
 	"queue.send_timeout":                 30 * time.Second,
@@ -101,6 +113,11 @@ var defaults = map[string]any{
 	"delay.slots":                        4,
 	"delay.shards":                       1,
 	"delay.lead":                         time.Minute,
+	"retention.record":                   "90d",
+	"retention.attempt":                  "90d",
+	"retention.submit":                   "90d",
+	"retention.stat":                     "400d",
+	"archive_dir":                        "",
 	"idempotency.ttl":                    24 * time.Hour,
 	"frequency.verification.all":         "1/1m",
 	"frequency.notification.all":         "",
@@ -195,11 +212,14 @@ func plainKeys(err error) error {
 
 // readSecrets reads the values that are kept in files of their own.
 func (c *Config) readSecrets() error {
-	dsn := map[string]any{"dsn": c.MySQL.DSN, "dsn_file": c.MySQL.DSNFile}
+	dsn := map[string]any{
+		"dsn": c.MySQL.DSN, "dsn_file": c.MySQL.DSNFile, "migrator_dsn": c.MySQL.MigratorDSN, "migrator_dsn_file": c.MySQL.MigratorDSNFile,
+	}
 	if err := readFiles(dsn); err != nil {
 		return fmt.Errorf("mysql.%w", err)
 	}
 	c.MySQL.DSN, _ = dsn["dsn"].(string)
+	c.MySQL.MigratorDSN, _ = dsn["migrator_dsn"].(string)
 	client := map[string]any{"key": c.Client.Key, "key_file": c.Client.KeyFile}
 	if err := readFiles(client); err != nil {
 		return fmt.Errorf("client.%w", err)
@@ -231,6 +251,12 @@ func (c *Config) check() error {
 	if _, err := mysql.ParseDSN(c.MySQL.DSN); c.MySQL.DSN != "" && err != nil {
 		fault("mysql.dsn", "is not a DSN such as user:password@tcp(127.0.0.1:3306)/tidings") // the parser's words may repeat it
 	}
+	if _, err := mysql.ParseDSN(c.MySQL.MigratorDSN); c.MySQL.MigratorDSN != "" && err != nil {
+		fault("mysql.migrator_dsn", "is not a DSN such as user:password@tcp(127.0.0.1:3306)/tidings")
+	}
+	if c.MySQL.MigratorDSN != "" && c.MySQL.DSN == "" {
+		fault("mysql.migrator_dsn", "goes with mysql.dsn: the private database has one account")
+	}
 	if c.MySQL.Connections < 4 {
 		fault("mysql.connections", "must be at least 4")
 	}
@@ -247,6 +273,9 @@ func (c *Config) check() error {
 			c.Queue.Lease, c.Queue.SendTimeout, c.Queue.SettleBudget)
 	}
 	c.checkDelay(fault)
+	if _, err := c.ages(); err != nil {
+		errs = append(errs, err)
+	}
 	if c.Retry.MaxPerSecond < 1 || c.Retry.MaxPerSecond > 1e6 {
 		fault("retry.max_per_second", "must be between 1 and 1000000")
 	}

@@ -124,7 +124,7 @@ func check(t *testing.T, db *localdb.Server, l *ledger, dir string, kills []time
 	view := openDB(t, db)
 	await(t, "an empty queue", 2*time.Minute, func() bool {
 		var n int
-		err := view.QueryRow("SELECT COUNT(*) FROM v_task WHERE status IN (0, 1, 2)").Scan(&n)
+		err := view.QueryRow("SELECT COUNT(*) FROM v_task WHERE status IN ('ready', 'sending', 'unknown')").Scan(&n)
 		return err == nil && n == 0
 	})
 	times := map[string][]time.Time{}
@@ -139,14 +139,14 @@ func check(t *testing.T, db *localdb.Server, l *ledger, dir string, kills []time
 	found := map[string]bool{}
 	for rows.Next() {
 		var (
-			id             string
-			n, least, most int
+			id, least, most string
+			n               int
 		)
 		if err := rows.Scan(&id, &n, &least, &most); err != nil {
 			t.Fatal(err)
 		}
-		if n != 1 || least != 3 || most != 3 {
-			t.Errorf("message %s: %d rows, status %d to %d", id, n, least, most)
+		if n != 1 || least != "success" || most != "success" {
+			t.Errorf("message %s: %d rows, status %s to %s", id, n, least, most)
 		}
 		found[id] = true
 		if len(times[id+"-log"]) == 0 {

@@ -125,7 +125,7 @@ func TestRequeueUnderKills(t *testing.T) {
 	if len(hook.told) != n || len(hook.failed) != n {
 		t.Errorf("%d keys were sent, of %d", len(hook.told), len(hook.failed))
 	}
-	if left := count(t, view, "v_task WHERE status <> 3"); left != 0 {
+	if left := count(t, view, "v_task WHERE status <> 'success'"); left != 0 {
 		t.Errorf("%d tasks are not sent", left)
 	}
 	audited := 0

@@ -79,7 +79,7 @@ func rootCommand() *cobra.Command {
 			panic(err) // the flag was made one line above
 		}
 	}
-	root.AddCommand(serve, a.migrateCommand(), a.sendCommand(), a.keyCommand(), a.delayCommand(), a.laneCommand(), a.providerCommand(), a.deadCommand(), a.explainCommand(), a.alarmCommand(), a.statsCommand(), a.healthCommand(), a.doctorCommand(), a.configCommand(), versionCommand(), a.benchCommand())
+	root.AddCommand(serve, a.migrateCommand(), a.sendCommand(), a.keyCommand(), a.delayCommand(), a.laneCommand(), a.providerCommand(), a.deadCommand(), a.explainCommand(), a.alarmCommand(), a.statsCommand(), a.topCommand(), a.archiveCommand(), manCommand(), a.healthCommand(), a.doctorCommand(), a.configCommand(), versionCommand(), a.benchCommand())
 	return root
 }
 

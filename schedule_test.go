@@ -132,7 +132,7 @@ func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt, wok
 	view := openDB(t, db)
 	await(t, "an end for every message", 2*time.Minute, func() bool {
 		var n int
-		err := view.QueryRow("SELECT COUNT(*) FROM v_task WHERE status IN (0, 1, 2)").Scan(&n)
+		err := view.QueryRow("SELECT COUNT(*) FROM v_task WHERE status IN ('ready', 'sending', 'unknown')").Scan(&n)
 		return err == nil && n == 0
 	})
 	times := map[string][]time.Time{}
@@ -148,9 +148,9 @@ func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt, wok
 	found, early, twice := map[string]bool{}, 0, 0
 	for rows.Next() {
 		var (
-			id        string
-			n, status int
-			due       time.Time
+			id, status string
+			n          int
+			due        time.Time
 		)
 		if err := rows.Scan(&id, &n, &status, &due); err != nil {
 			t.Fatal(err)
@@ -159,10 +159,10 @@ func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt, wok
 		sent := times[id] // of several processes
 		slices.SortFunc(sent, time.Time.Compare)
 		switch {
-		case n != 1 || (status != 3 && status != 7):
-			t.Errorf("%s has %d rows, status %d", id, n, status)
-		case status == 3 && (len(sent) == 0 || d.cancelled[id]), status == 7 && len(sent) > 0:
-			t.Errorf("%s: status %d, %d sends, cancelled as we were told: %v", id, status, len(sent), d.cancelled[id])
+		case n != 1 || (status != "success" && status != "cancelled"):
+			t.Errorf("%s has %d rows, status %s", id, n, status)
+		case status == "success" && (len(sent) == 0 || d.cancelled[id]), status == "cancelled" && len(sent) > 0:
+			t.Errorf("%s: status %s, %d sends, cancelled as we were told: %v", id, status, len(sent), d.cancelled[id])
 		case len(sent) > 0 && sent[0].Before(due):
 			early++
 			t.Errorf("%s was sent at %v, due %v", id, sent[0], due)

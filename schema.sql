@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS t_schema_version (
   tstamp     DATETIME        DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin;
-INSERT INTO t_schema_version (version_id, is_applied) SELECT v, 1 FROM (SELECT 0 AS v UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 UNION ALL SELECT 6) AS versions
+INSERT INTO t_schema_version (version_id, is_applied) SELECT v, 1 FROM (SELECT 0 AS v UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7) AS versions
   WHERE NOT EXISTS (SELECT 1 FROM t_schema_version AS old WHERE old.version_id = versions.v);
 
 -- The queue: one table a lane, its rows the tasks still to be sent. A claim sets status 1, owner and the lease's end; the end
@@ -393,11 +393,25 @@ CREATE TABLE IF NOT EXISTS t_stat_hour (
   template_id      VARCHAR(64)       NOT NULL DEFAULT '' COMMENT 'empty: messages without a template',
   channel          TINYINT UNSIGNED  NOT NULL COMMENT 'numbered as in the queue tables',
   category         ENUM('verification','notification','marketing') NOT NULL COMMENT 'as in the queue tables',
+  provider         VARCHAR(64)       NOT NULL DEFAULT '' COMMENT 'the provider asked last; empty: none was',
   outcome          ENUM('success','failed','expired','cancelled','skipped') NOT NULL COMMENT 'how the tasks ended',
   tasks            BIGINT UNSIGNED   NOT NULL COMMENT 'how many',
   latency_ms       BIGINT UNSIGNED   NOT NULL COMMENT 'their latencies, added up: how long providers took over the last attempts, ms',
-  PRIMARY KEY (hour, node, source_id, template_id, channel, category, outcome)
+  day              DATE              AS (CAST(hour AS DATE)) VIRTUAL COMMENT 'the day of the hour (UTC)',
+  PRIMARY KEY (hour, node, source_id, template_id, channel, category, provider, outcome),
+  KEY idx_day (day)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='ended tasks by hour: written in the transaction that records them, so that its sum is the number of rows of t_msg_record';
+
+CREATE TABLE IF NOT EXISTS t_attempt_hour (
+  hour             DATETIME          NOT NULL COMMENT 'the hour in which the attempts ended (UTC)',
+  node             SMALLINT UNSIGNED NOT NULL COMMENT 'the process that made them: each adds to rows of its own',
+  provider         VARCHAR(64)       NOT NULL DEFAULT '' COMMENT 'the provider asked; empty: the attempt ended before one was chosen',
+  channel          TINYINT UNSIGNED  NOT NULL COMMENT 'numbered as in the queue tables',
+  outcome          ENUM('temporary','permanent','unknown') NOT NULL COMMENT 'as in t_msg_attempt',
+  attempts         BIGINT UNSIGNED   NOT NULL COMMENT 'how many',
+  latency_ms       BIGINT UNSIGNED   NOT NULL COMMENT 'their latencies, added up, ms',
+  PRIMARY KEY (hour, node, provider, channel, outcome)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='attempts that did not end in success, by hour: its sum is the number of rows of t_msg_attempt';
 
 CREATE TABLE IF NOT EXISTS t_alarm (
   level            ENUM('now','daily') NOT NULL COMMENT 'now: people are told at once; daily: in the digest',
@@ -417,6 +431,45 @@ CREATE TABLE IF NOT EXISTS t_alarm_level (
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='alarms: when people were last told, and who is about to tell them';
 
 INSERT IGNORE INTO t_alarm_level (level, told_time, lease_end) VALUES ('now', NULL, UTC_TIMESTAMP(3)), ('daily', UTC_TIMESTAMP(3), UTC_TIMESTAMP(3));
+
+-- SQL intake: a service on the same server inserts a request here within its own transaction. What it may fill in: source_id to
+-- expire_time. One process at a time takes the rows, as requests by HTTP are taken; the outcome is written in the transaction that
+-- accepts the message.
+
+CREATE TABLE IF NOT EXISTS t_msg_submit (
+  submit_id        BIGINT UNSIGNED   NOT NULL AUTO_INCREMENT COMMENT 'the row',
+  source_id        VARCHAR(64)       NOT NULL COMMENT 'the caller, as in t_source; default while no caller is registered',
+  request_id       VARCHAR(255)      NOT NULL DEFAULT '' COMMENT 'the key of the message, the same as by HTTP; empty: submit-<submit_id>',
+  template_id      VARCHAR(64)       NOT NULL DEFAULT '' COMMENT 'a template, instead of content',
+  channels         VARCHAR(255)      NOT NULL COMMENT 'the channels to send over, with commas between them: email,sms',
+  priority         VARCHAR(16)       NOT NULL DEFAULT '' COMMENT 'high, middle or low; empty: the category''s',
+  category         VARCHAR(16)       NOT NULL DEFAULT '' COMMENT 'verification, notification or marketing; empty: the template''s, or notification',
+  receiver         VARCHAR(2048)     NOT NULL COMMENT 'an address, or a JSON object with an address for each channel',
+  params           JSON              NULL COMMENT 'the template''s variables, an object; NULL again when the message is accepted',
+  content          JSON              NULL COMMENT 'an object: subject, text, html, attachments, as by HTTP; NULL again when the message is accepted',
+  send_at          DATETIME(3)       NULL COMMENT 'not sent before (UTC); NULL: at once',
+  expire_time      DATETIME(3)       NULL COMMENT 'not sent after (UTC); NULL: as the category says, from send_at or create_time on',
+  status           ENUM('new','accepted','rejected') NOT NULL DEFAULT 'new' COMMENT 'new: not taken yet; rejected: see error; set to new again it is tried again',
+  msg_id           BIGINT UNSIGNED   NULL COMMENT 'the message that it became, or that its key stood for already',
+  error            VARCHAR(1024)     NOT NULL DEFAULT '' COMMENT 'rejected: what is wrong with it; new: why it waits',
+  create_time      DATETIME(3)       NOT NULL DEFAULT (UTC_TIMESTAMP(3)) COMMENT 'when it was inserted (UTC)',
+  next_time        DATETIME(3)       NOT NULL DEFAULT '1000-01-01 00:00:00.000' COMMENT 'new: not tried before; else: since when it has been accepted or rejected (UTC)',
+  PRIMARY KEY (submit_id),
+  KEY idx_status (status, next_time)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='requests by SQL: an outbox in the caller''s own transaction';
+
+-- What one process does for all.
+
+CREATE TABLE IF NOT EXISTS t_duty (
+  duty             VARCHAR(32)       NOT NULL COMMENT 'submit: takes requests from t_msg_submit; retention: drops what is too old',
+  owner            VARCHAR(48)       CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '' COMMENT 'the process that does it: node.boot.sequence; empty: nobody',
+  lease_end        DATETIME(3)       NOT NULL COMMENT 'until then nobody else does (UTC)',
+  done_time        DATETIME(3)       NULL COMMENT 'when it was last done to its end (UTC); NULL: never',
+  last_error       VARCHAR(512)      NOT NULL DEFAULT '' COMMENT 'why it could not be done; empty: it could',
+  PRIMARY KEY (duty)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='work that one process does for all, and which one';
+
+INSERT IGNORE INTO t_duty (duty, lease_end) VALUES ('submit', UTC_TIMESTAMP(3)), ('retention', UTC_TIMESTAMP(3));
 
 -- One row a lane and channel to end the index range.
 
@@ -456,44 +509,122 @@ INSERT IGNORE INTO t_msg_queue_low
   (0, 8, '', 'notification', 'low', '', 0, '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00'),
   (0, 31, '', 'notification', 'low', '', 0, '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00');
 
--- Views for people.
+-- Views for people. Channels and states are words, times are UTC, sentinels and tombstones are left out, and none of them locks anything. Of each
+-- the index is named that keeps it cheap.
 --
--- v_delay: the tasks in all delay tables (index idx_due or the primary key of each); v_scheduled_by_hour: how many are due in which hour (UTC,
--- idx_due). Both are made anew when the ring's tables change.
+-- v_delay: the tasks in all delay tables (primary key, or idx_due for a due_time). v_scheduled_by_hour: how many are due in which hour
+-- (idx_due, all of it; for one hour alone ask v_delay with a due_time). v_batch: how far each batch is (t_batch, and the primary key from
+-- the batch's first message to its last). These three are made anew when the ring's tables change.
 
 CREATE OR REPLACE VIEW v_delay AS
-  SELECT 't_msg_delay_far' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time FROM t_msg_delay_far WHERE status <> 9;
+  SELECT 't_msg_delay_far' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time FROM t_msg_delay_far WHERE status = 0;
 
 CREATE OR REPLACE VIEW v_scheduled_by_hour AS
   SELECT due_hour, SUM(tasks) AS tasks FROM (SELECT DATE_FORMAT(due_time, '%Y-%m-%d %H:00') AS due_hour, COUNT(*) AS tasks FROM t_msg_delay_far WHERE status = 0 GROUP BY due_hour) AS tables_by_hour GROUP BY due_hour;
 
+CREATE OR REPLACE VIEW v_batch AS
+  SELECT source_id, batch_id, create_time, SUM(tasks) AS tasks, SUM(IF(status = 0, tasks, 0)) AS `ready`, SUM(IF(status = 1, tasks, 0)) AS `sending`, SUM(IF(status = 2, tasks, 0)) AS `unknown`, SUM(IF(status = 3, tasks, 0)) AS `success`, SUM(IF(status = 4, tasks, 0)) AS `failed`, SUM(IF(status = 5, tasks, 0)) AS `dead`, SUM(IF(status = 6, tasks, 0)) AS `expired`, SUM(IF(status = 7, tasks, 0)) AS `cancelled`, SUM(IF(status = 8, tasks, 0)) AS `skipped` FROM (
+    SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_queue_high AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id GROUP BY b.source_id, b.batch_id, b.create_time, t.status
+    UNION ALL SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_queue_middle AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id GROUP BY b.source_id, b.batch_id, b.create_time, t.status
+    UNION ALL SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_queue_low AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id GROUP BY b.source_id, b.batch_id, b.create_time, t.status
+    UNION ALL SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_delay_far AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id AND t.status = 0 GROUP BY b.source_id, b.batch_id, b.create_time, t.status
+    UNION ALL SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_dead AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id GROUP BY b.source_id, b.batch_id, b.create_time, t.status
+    UNION ALL SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_record AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id GROUP BY b.source_id, b.batch_id, b.create_time, t.status
+  ) AS counted GROUP BY source_id, batch_id, create_time;
+
 -- Each message is read over all places at once, so that a task that moves is seen once.
--- v_task: every task wherever it is (primary key of each table). v_message: one row a message with its derived status.
--- v_attempt: every attempt, the successful one included.
+-- v_task: every task wherever it is. v_message: one row a message with its derived status. v_attempt: every attempt, the successful one
+-- included. All by primary key: give them a msg_id.
 
 CREATE OR REPLACE VIEW v_task AS
-  SELECT 't_msg_queue_high' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_high WHERE msg_id > 0
-  UNION ALL SELECT 't_msg_queue_middle' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_middle WHERE msg_id > 0
-  UNION ALL SELECT 't_msg_queue_low' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_low WHERE msg_id > 0
+  SELECT 't_msg_queue_high' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_high WHERE msg_id > 0
+  UNION ALL SELECT 't_msg_queue_middle' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_middle WHERE msg_id > 0
+  UNION ALL SELECT 't_msg_queue_low' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_low WHERE msg_id > 0
   UNION ALL SELECT place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM v_delay
-  UNION ALL SELECT 't_msg_dead' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_dead
-  UNION ALL SELECT 't_msg_record' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, finish_time, provider_msg_id FROM t_msg_record;
+  UNION ALL SELECT 't_msg_dead' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_dead
+  UNION ALL SELECT 't_msg_record' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, finish_time, provider_msg_id FROM t_msg_record;
 
 CREATE OR REPLACE VIEW v_message AS
   SELECT msg_id, MIN(source_id) AS source_id, MIN(request_id) AS request_id,
     CASE
-      WHEN SUM(status IN (1, 2) OR (status = 0 AND attempt > 0)) > 0 THEN 'sending'
-      WHEN SUM(status = 0) > 0 THEN IF(MIN(IF(status = 0, due_time, NULL)) > UTC_TIMESTAMP(3), 'scheduled', 'dispatched')
-      WHEN SUM(status <> 8) = 0 THEN 'skipped'
-      WHEN SUM(status = 3) = SUM(status <> 8) THEN 'success'
-      WHEN SUM(status = 3) > 0 THEN 'partial'
-      WHEN SUM(status = 7) = SUM(status <> 8) THEN 'cancelled'
-      WHEN SUM(status = 6) = SUM(status <> 8) THEN 'expired'
+      WHEN SUM(status IN ('sending', 'unknown') OR (status = 'ready' AND attempt > 0)) > 0 THEN 'sending'
+      WHEN SUM(status = 'ready') > 0 THEN IF(MIN(IF(status = 'ready', due_time, NULL)) > UTC_TIMESTAMP(3), 'scheduled', 'dispatched')
+      WHEN SUM(status <> 'skipped') = 0 THEN 'skipped'
+      WHEN SUM(status = 'success') = SUM(status <> 'skipped') THEN 'success'
+      WHEN SUM(status = 'success') > 0 THEN 'partial'
+      WHEN SUM(status = 'cancelled') = SUM(status <> 'skipped') THEN 'cancelled'
+      WHEN SUM(status = 'expired') = SUM(status <> 'skipped') THEN 'expired'
       ELSE 'failed'
     END AS status,
     COUNT(*) AS tasks, MIN(create_time) AS create_time, MIN(due_time) AS due_time, MAX(finish_time) AS finish_time
   FROM v_task GROUP BY msg_id;
 
 CREATE OR REPLACE VIEW v_attempt AS
-  SELECT msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time FROM t_msg_attempt
-  UNION ALL SELECT msg_id, channel, attempt, 'success', provider, provider_msg_id, '', latency_ms, NULL, finish_time FROM t_msg_record WHERE status = 3;
+  SELECT msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, attempt, outcome, provider, code, text, latency_ms, node, create_time FROM t_msg_attempt
+  UNION ALL SELECT msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, attempt, 'success', provider, provider_msg_id, '', latency_ms, NULL, finish_time FROM t_msg_record WHERE status = 3;
+
+-- v_queue: what waits, by lane and channel (idx_ready, all of it): ready: may be sent now; waiting: not due yet; retrying: between two
+-- attempts; oldest_s: for how many seconds the first of the ready could have been sent.
+
+CREATE OR REPLACE VIEW v_queue AS
+  SELECT lane, IF(counted.channel = 31, 'log', ELT(counted.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, SUM(ready) AS ready, SUM(later) - SUM(retrying) AS waiting, SUM(retrying) AS retrying, SUM(sending) AS sending, SUM(unknown) AS unknown,
+    GREATEST(TIMESTAMPDIFF(SECOND, MIN(first_time), UTC_TIMESTAMP(3)), 0) AS oldest_s, MIN(next_due) AS next_due FROM (
+    SELECT 'high' AS lane, channel, SUM(status = 0 AND next_time <= UTC_TIMESTAMP(3)) AS ready, SUM(status = 0 AND next_time > UTC_TIMESTAMP(3)) AS later, 0 AS retrying, SUM(status = 1) AS sending, SUM(status = 2) AS unknown,
+      MIN(IF(status = 0, next_time, NULL)) AS first_time, MIN(IF(status = 0 AND next_time > UTC_TIMESTAMP(3), next_time, NULL)) AS next_due FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel
+    UNION ALL SELECT 'high', channel, 0, 0, COUNT(*), 0, 0, NULL, NULL FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' AND attempt > 0 GROUP BY channel
+    UNION ALL SELECT 'middle' AS lane, channel, SUM(status = 0 AND next_time <= UTC_TIMESTAMP(3)) AS ready, SUM(status = 0 AND next_time > UTC_TIMESTAMP(3)) AS later, 0 AS retrying, SUM(status = 1) AS sending, SUM(status = 2) AS unknown,
+      MIN(IF(status = 0, next_time, NULL)) AS first_time, MIN(IF(status = 0 AND next_time > UTC_TIMESTAMP(3), next_time, NULL)) AS next_due FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel
+    UNION ALL SELECT 'middle', channel, 0, 0, COUNT(*), 0, 0, NULL, NULL FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' AND attempt > 0 GROUP BY channel
+    UNION ALL SELECT 'low' AS lane, channel, SUM(status = 0 AND next_time <= UTC_TIMESTAMP(3)) AS ready, SUM(status = 0 AND next_time > UTC_TIMESTAMP(3)) AS later, 0 AS retrying, SUM(status = 1) AS sending, SUM(status = 2) AS unknown,
+      MIN(IF(status = 0, next_time, NULL)) AS first_time, MIN(IF(status = 0 AND next_time > UTC_TIMESTAMP(3), next_time, NULL)) AS next_due FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel
+    UNION ALL SELECT 'low', channel, 0, 0, COUNT(*), 0, 0, NULL, NULL FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' AND attempt > 0 GROUP BY channel
+  ) AS counted GROUP BY lane, channel;
+
+-- v_stuck: tasks that should have moved and have not (idx_ready and idx_due), at most 1,000 of each kind in each table.
+
+CREATE OR REPLACE VIEW v_stuck AS
+  (SELECT 't_msg_queue_high' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'its lease or its wait has ended, and nobody took it over' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status IN (1, 2) AND next_time < UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE LIMIT 1000)
+  UNION ALL (SELECT 't_msg_queue_high' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'it has been due for more than 10 minutes' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time < UTC_TIMESTAMP(3) - INTERVAL 10 MINUTE LIMIT 1000)
+  UNION ALL (SELECT 't_msg_queue_middle' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'its lease or its wait has ended, and nobody took it over' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status IN (1, 2) AND next_time < UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE LIMIT 1000)
+  UNION ALL (SELECT 't_msg_queue_middle' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'it has been due for more than 10 minutes' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time < UTC_TIMESTAMP(3) - INTERVAL 10 MINUTE LIMIT 1000)
+  UNION ALL (SELECT 't_msg_queue_low' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'its lease or its wait has ended, and nobody took it over' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status IN (1, 2) AND next_time < UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE LIMIT 1000)
+  UNION ALL (SELECT 't_msg_queue_low' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'it has been due for more than 10 minutes' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time < UTC_TIMESTAMP(3) - INTERVAL 10 MINUTE LIMIT 1000)
+  UNION ALL (SELECT place, msg_id, channel, source_id, status, 'it is due, and was not moved to its queue', due_time, attempt, owner, provider, last_error FROM v_delay WHERE due_time < UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE LIMIT 1000);
+
+-- v_dead_by_reason: dead letters by what went wrong (all of t_msg_dead); words of six letters and more with a digit in them are left out.
+
+CREATE OR REPLACE VIEW v_dead_by_reason AS
+  SELECT category, IF(t_msg_dead.channel = 31, 'log', ELT(t_msg_dead.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, provider, REGEXP_REPLACE(last_error, '(?=[0-9A-Za-z_.:-]{6})[A-Za-z_.:-]*[0-9][0-9A-Za-z_.:-]*', '…') AS reason, COUNT(*) AS tasks, MIN(modify_time) AS first_time, MAX(modify_time) AS last_time,
+    MAX(msg_id) AS example_msg_id FROM t_msg_dead GROUP BY category, t_msg_dead.channel, provider, reason;
+
+-- v_provider_hour: how each provider does, by hour (primary keys, which begin with the hour; of successes and failed attempts alike).
+-- v_source_day: how many messages of a source and template reached their receivers, by day (idx_day). What is skipped or cancelled does not count.
+
+CREATE OR REPLACE VIEW v_provider_hour AS
+  SELECT hour, provider, IF(attempts_made.channel = 31, 'log', ELT(attempts_made.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, SUM(success) AS success, SUM(temporary) AS temporary, SUM(permanent) AS permanent, SUM(unknown) AS unknown,
+    ROUND(100 * SUM(success) / NULLIF(SUM(success + temporary + permanent + unknown), 0), 1) AS success_percent, ROUND(SUM(latency_ms) / NULLIF(SUM(success + temporary + permanent + unknown), 0)) AS latency_ms FROM (
+    SELECT hour, provider, channel, tasks AS success, 0 AS temporary, 0 AS permanent, 0 AS unknown, latency_ms FROM t_stat_hour WHERE outcome = 'success'
+    UNION ALL SELECT hour, provider, channel, 0, IF(outcome = 'temporary', attempts, 0), IF(outcome = 'permanent', attempts, 0), IF(outcome = 'unknown', attempts, 0), latency_ms FROM t_attempt_hour
+  ) AS attempts_made GROUP BY hour, provider, attempts_made.channel;
+
+CREATE OR REPLACE VIEW v_source_day AS
+  SELECT day, source_id, template_id, IF(t_stat_hour.channel = 31, 'log', ELT(t_stat_hour.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, SUM(tasks) AS tasks, SUM(IF(outcome = 'success', tasks, 0)) AS success, SUM(IF(outcome = 'failed', tasks, 0)) AS failed, SUM(IF(outcome = 'expired', tasks, 0)) AS expired, SUM(IF(outcome = 'cancelled', tasks, 0)) AS cancelled, SUM(IF(outcome = 'skipped', tasks, 0)) AS skipped,
+    ROUND(100 * SUM(IF(outcome = 'success', tasks, 0)) / NULLIF(SUM(IF(outcome IN ('success', 'failed', 'expired'), tasks, 0)), 0), 1) AS reach_percent,
+    ROUND(SUM(IF(outcome = 'success', latency_ms, 0)) / NULLIF(SUM(IF(outcome = 'success', tasks, 0)), 0)) AS latency_ms
+  FROM t_stat_hour GROUP BY day, source_id, template_id, t_stat_hour.channel;
+
+-- v_duplicates: tasks that may have been delivered twice: nobody knows how an attempt ended, and another followed. (Give it an
+-- unknown_time: the partition of that day, and then the primary key of t_msg_record.)
+
+CREATE OR REPLACE VIEW v_duplicates AS
+  SELECT a.msg_id, IF(a.channel = 31, 'log', ELT(a.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, a.attempt AS unknown_attempt, a.provider, a.text, a.create_time AS unknown_time, r.attempt AS attempts, ELT(r.status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, r.provider AS last_provider, r.finish_time
+  FROM t_msg_attempt AS a JOIN t_msg_record AS r ON r.msg_id = a.msg_id AND r.channel = a.channel AND r.finish_time >= a.create_time
+  WHERE a.outcome = 'unknown' AND r.attempt > a.attempt;
+
+-- v_nodes: the processes. v_lanes: the lanes. (A few rows each.)
+
+CREATE OR REPLACE VIEW v_nodes AS
+  SELECT node, CASE WHEN lease_end > UTC_TIMESTAMP(3) THEN 'alive' WHEN holder = '' THEN 'left' ELSE 'gone' END AS status, IF(serves = 1, 'serve', 'command') AS role, host, pid, version, boot, start_time, lease_end FROM t_node;
+
+CREATE OR REPLACE VIEW v_lanes AS
+  SELECT lane, IF(paused = 1, 'paused', 'running') AS status, weight, reason, modify_by, modify_time FROM t_lane;

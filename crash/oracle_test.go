@@ -55,8 +55,11 @@ func (r *rig) watch() *watcher {
 	return w
 }
 
+// statusNumber is the number of a status in a view.
+const statusNumber = "FIELD(status, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') - 1"
+
 func (w *watcher) look() {
-	rows, err := w.rig.view.Query("SELECT msg_id, channel, place, status, attempt FROM v_task WHERE place NOT IN ('t_msg_record', 't_msg_dead')")
+	rows, err := w.rig.view.Query("SELECT msg_id, channel, place, "+statusNumber+", attempt FROM v_task WHERE place NOT IN ('t_msg_record', 't_msg_dead')")
 	if err != nil { // the database is away
 		w.left = map[string]bool{}
 		return
@@ -65,14 +68,13 @@ func (w *watcher) look() {
 	now := map[string]liveTask{}
 	for rows.Next() {
 		var (
-			id      string
-			channel int
-			l       liveTask
+			id, channel string
+			l           liveTask
 		)
 		if rows.Scan(&id, &channel, &l.place, &l.status, &l.attempt) != nil {
 			return
 		}
-		key := id + "-" + channelNames[channel]
+		key := id + "-" + channel
 		if other, ok := now[key]; ok {
 			w.fault("%s stands in %s and in %s", key, l.place, other.place)
 		}
@@ -152,7 +154,7 @@ func (r *rig) judge(l *ledger) (v verdict) {
 	}
 	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		var live int
-		err := r.view.QueryRow("SELECT COUNT(*) FROM v_task WHERE status IN (0, 1, 2)").Scan(&live)
+		err := r.view.QueryRow("SELECT COUNT(*) FROM v_task WHERE status IN ('ready', 'sending', 'unknown')").Scan(&live)
 		if err == nil && live == 0 {
 			break
 		}
@@ -174,21 +176,20 @@ func (r *rig) judge(l *ledger) (v verdict) {
 		due             time.Time
 		request         string
 	}
-	rows, err := r.view.Query("SELECT msg_id, channel, status, attempt, due_time, request_id FROM v_task")
+	rows, err := r.view.Query("SELECT msg_id, channel, "+statusNumber+", attempt, due_time, request_id FROM v_task")
 	if err != nil {
 		t.Fatal(err)
 	}
 	tasks, messages, requests := map[string]row{}, map[string]bool{}, map[string]string{}
 	for rows.Next() {
 		var (
-			id      string
-			channel int
-			x       row
+			id, channel string
+			x           row
 		)
 		if err := rows.Scan(&id, &channel, &x.status, &x.attempt, &x.due, &x.request); err != nil {
 			t.Fatal(err)
 		}
-		key := id + "-" + channelNames[channel]
+		key := id + "-" + channel
 		if _, ok := tasks[key]; ok {
 			report(&v.inTwo, "%s is there twice", key)
 		}

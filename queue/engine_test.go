@@ -214,7 +214,7 @@ func delivers(t *testing.T, options ...option) {
 	if again := b.provider.twice(); len(again) > 0 || b.provider.total.Load() != 2100 {
 		t.Fatalf("%d sends, twice: %v", b.provider.total.Load(), again)
 	}
-	if n := b.count(t, "v_task WHERE status <> 3"); n != 0 {
+	if n := b.count(t, "v_task WHERE status <> 'success'"); n != 0 {
 		t.Fatalf("%d tasks are left", n)
 	}
 }
@@ -552,7 +552,7 @@ func TestUnwritableOutcomes(t *testing.T) {
 	if took := time.Since(began); took > 10*time.Second {
 		t.Fatalf("stopping took %v", took)
 	}
-	if n := b.count(t, "v_task WHERE receiver = 'broken' AND status = 1"); n != 5 {
+	if n := b.count(t, "v_task WHERE receiver = 'broken' AND status = 'sending'"); n != 5 {
 		t.Fatalf("%d of 5 broken tasks are still claimed", n)
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // DefaultSource is the caller that every request comes from while no sources are registered.
-const DefaultSource = "default"
+const DefaultSource = store.DefaultSource
 
 type callerKey struct{}
 

@@ -98,6 +98,24 @@ func (s *Store) ScheduleLag() time.Duration {
 	return max(0, s.Now().Sub(*first))
 }
 
+// LateScheduled is the same as ScheduleLag for a process that moves no tasks: it looks.
+func (s *Store) LateScheduled(ctx context.Context) (late time.Duration, err error) {
+	err = s.onRing(ctx, func(r *ring) error {
+		first, err := s.firstDue(ctx, r)
+		if err != nil {
+			return err
+		}
+		late = 0
+		for _, due := range first {
+			if !due.IsZero() {
+				late = max(late, s.Now().Sub(due))
+			}
+		}
+		return nil
+	})
+	return late, public(err)
+}
+
 // Ahead counts the tasks of a lane and channel that are to be sent before an instant, up to most.
 func (s *Store) Ahead(ctx context.Context, lane msg.Lane, channel msg.Channel, before time.Time, most int) (n int, err error) {
 	err = s.db.GetContext(ctx, &n, fmt.Sprintf(sqlAhead, queueTable(lane)), channel, before, most)

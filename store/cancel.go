@@ -23,7 +23,7 @@ var (
 // Both change only rows that are ready, and lock them before they do: a task that is claimed at the same moment is either claimed or
 // changed. What a statement touches is reached by joins from the locked rows, for the reason that settling has.
 const (
-	sqlLockReady = `SELECT /* tidings:cancel-lock */ msg_id, channel, due_time, source_id, template_id, category FROM %s FORCE INDEX (PRIMARY)
+	sqlLockReady = `SELECT /* tidings:cancel-lock */ msg_id, channel, due_time, source_id, template_id, category, provider FROM %s FORCE INDEX (PRIMARY)
 		WHERE (%s) AND status = 0 AND attempt <= ? FOR UPDATE SKIP LOCKED`
 	// Params and content as the record keeps them, the table, its rows.
 	sqlEnd = `INSERT /* tidings:end-record */ INTO t_msg_record (` + recordColumns + `) SELECT msg_id, channel, source_id, request_id, batch_id,
@@ -114,14 +114,14 @@ func (s *Store) cancelAt(ctx context.Context, table string, keys []delayKey, by 
 			return err
 		}
 		keys := keysOf(ours)
-		count, err := s.end(ctx, tx, table, ours, msg.Cancelled, "cancelled by "+by)
+		counts, err := s.end(ctx, tx, table, ours, msg.Cancelled, "cancelled by "+by)
 		if err != nil {
 			return err
 		}
 		if err := s.leave(ctx, tx, table, whereDelayKeys(keys), len(keys)); err != nil {
 			return err
 		}
-		if err := insertRows(ctx, tx, count); err != nil {
+		if err := insertRows(ctx, tx, counts...); err != nil {
 			return err
 		}
 		n = len(ours)
@@ -136,6 +136,7 @@ type lockedTask struct {
 	SourceID   string `db:"source_id"`
 	TemplateID string `db:"template_id"`
 	Category   string `db:"category"`
+	Provider   string `db:"provider"`
 }
 
 func lockReady(ctx context.Context, tx *sqlx.Tx, table string, keys []delayKey, mostAttempts int) (ours []lockedTask, err error) {
@@ -153,20 +154,20 @@ func keysOf(tasks []lockedTask) []delayKey {
 
 // end records locked tasks of a table as ended by a person, and returns the figures to add at the end of the transaction. They are
 // still to leave their table.
-func (s *Store) end(ctx context.Context, tx *sqlx.Tx, table string, ours []lockedTask, to msg.State, why string) (count rows, err error) {
+func (s *Store) end(ctx context.Context, tx *sqlx.Tx, table string, ours []lockedTask, to msg.State, why string) (counts []rows, err error) {
 	now := s.Now().Truncate(time.Millisecond)
 	query := fmt.Sprintf(sqlEnd, blanked("task", "params"), blanked("task", "content"), table, whereDelayKeys(keysOf(ours)))
 	res, err := tx.ExecContext(ctx, query, to, clip(why, 512), now)
 	if err := changed(res, err, len(ours)); err != nil {
-		return count, err
+		return nil, err
 	}
-	sum := stats{}
+	sum := newStats()
 	for _, o := range ours {
 		category, err := msg.ParseCategory(o.Category)
 		if err != nil {
-			return count, err
+			return nil, err
 		}
-		sum.add(&Task{SourceID: o.SourceID, TemplateID: o.TemplateID, Channel: o.Channel, Category: category}, to, now, 0)
+		sum.add(&Task{SourceID: o.SourceID, TemplateID: o.TemplateID, Channel: o.Channel, Category: category}, to, o.Provider, now, 0)
 	}
 	return sum.rows(s.Node()), nil
 }

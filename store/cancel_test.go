@@ -151,9 +151,9 @@ func TestCancelAgainstClaims(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	for _, id := range ids {
-		status := count(t, db, "SELECT status FROM v_task WHERE msg_id = ?", id)
-		if cancelled[id] == sent[id] || (cancelled[id] && status != 7) || (sent[id] && status != 3) {
-			t.Errorf("%d: cancelled %v, sent %v, status %d", id, cancelled[id], sent[id], status)
+		status := text(t, db, "SELECT status FROM v_task WHERE msg_id = ?", id)
+		if cancelled[id] == sent[id] || (cancelled[id] && status != "cancelled") || (sent[id] && status != "success") {
+			t.Errorf("%d: cancelled %v, sent %v, status %s", id, cancelled[id], sent[id], status)
 		}
 	}
 	if len(cancelled) == 0 || len(sent) == 0 {
@@ -269,7 +269,7 @@ func TestCancelBatch(t *testing.T) {
 	if err != nil || n != total-own {
 		t.Errorf("cancelled %d of %d with %d being sent: %v", n, total, own, err)
 	}
-	if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE batch_id = 'autumn' AND status = 7"); n != 0 {
+	if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE batch_id = 'autumn' AND status = 'cancelled'"); n != 0 {
 		t.Errorf("%d tasks of another batch were cancelled", n)
 	}
 	_, counts, err := s.Campaign(ctx, "default", "spring")

@@ -58,7 +58,7 @@ const (
 	sqlLeaveDead = `DELETE /* tidings:dead-leave */ task FROM (SELECT msg_id, channel FROM t_msg_dead FORCE INDEX (PRIMARY)
 			WHERE %[1]s LIMIT %[2]d FOR UPDATE SKIP LOCKED) AS mine
 		STRAIGHT_JOIN t_msg_dead AS task FORCE INDEX (PRIMARY) ON task.msg_id = mine.msg_id AND task.channel = mine.channel`
-	deadKey  = "msg_id, channel, source_id, template_id, category, template_version, priority"
+	deadKey  = "msg_id, channel, source_id, template_id, category, provider, template_version, priority"
 	deadView = `msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version,
 		NULL AS params, NULL AS content, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time`
 )
@@ -354,10 +354,10 @@ func (s *Store) handle(ctx context.Context, seen []deadTask, h Handling) (done i
 		for i := range dead {
 			ours[i] = dead[i].lockedTask
 		}
-		action, count := "dead.requeue", rows{}
+		action, counts := "dead.requeue", []rows(nil)
 		if h.Discard {
 			action = "dead.discard"
-			if count, err = s.end(ctx, tx, "t_msg_dead", ours, msg.Failed, "discarded by "+h.By+why(h.Reason)); err != nil {
+			if counts, err = s.end(ctx, tx, "t_msg_dead", ours, msg.Failed, "discarded by "+h.By+why(h.Reason)); err != nil {
 				return err
 			}
 		} else if err := s.revive(ctx, tx, dead, chances, wake); err != nil {
@@ -372,7 +372,7 @@ func (s *Store) handle(ctx context.Context, seen []deadTask, h Handling) (done i
 			return err
 		}
 		done = len(ours)
-		return insertRows(ctx, tx, count)
+		return insertRows(ctx, tx, counts...)
 	})
 	if err != nil {
 		return 0, err

@@ -191,19 +191,37 @@ func (s *Store) DelayStatus(ctx context.Context) (status DelayStatus, err error)
 	return status, public(err)
 }
 
-const viewColumns = `msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, ` +
-	`attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time`
+// Views say channels and states in words.
+const (
+	channelWord = `IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom'))`
+	statusWord  = `ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped')`
+	viewColumns = `msg_id, ` + channelWord + ` AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ` +
+		statusWord + ` AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time`
+	viewOfBatch = `SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN %s AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id ` +
+		`AND t.batch_id = b.batch_id AND t.source_id = b.source_id%s GROUP BY b.source_id, b.batch_id, b.create_time, t.status`
+)
 
-// delayViews are the statements that make the views of the delay tables anew.
+// delayViews are the statements that make the views of the delay tables anew, and that which counts batches there and elsewhere.
 func delayViews(tables []string) []string {
-	var tasks, hours []string
+	var tasks, hours, batches []string
+	for _, l := range msg.Lanes {
+		batches = append(batches, fmt.Sprintf(viewOfBatch, queueTable(l), ""))
+	}
 	for _, table := range tables {
-		tasks = append(tasks, fmt.Sprintf("SELECT '%[1]s' AS place, %[2]s FROM %[1]s WHERE status <> %[3]d", table, viewColumns, msg.Moved))
+		tasks = append(tasks, fmt.Sprintf("SELECT '%[1]s' AS place, %[2]s FROM %[1]s WHERE status = 0", table, viewColumns))
 		hours = append(hours, fmt.Sprintf("SELECT DATE_FORMAT(due_time, '%%Y-%%m-%%d %%H:00') AS due_hour, COUNT(*) AS tasks FROM %s WHERE status = 0 GROUP BY due_hour", table))
+		batches = append(batches, fmt.Sprintf(viewOfBatch, table, " AND t.status = 0"))
+	}
+	batches = append(batches, fmt.Sprintf(viewOfBatch, "t_msg_dead", ""), fmt.Sprintf(viewOfBatch, "t_msg_record", ""))
+	sums := ""
+	for state := range msg.Moved {
+		sums += fmt.Sprintf(", SUM(IF(status = %d, tasks, 0)) AS `%s`", state, state)
 	}
 	return []string{
 		"CREATE /* tidings:delay-view */ OR REPLACE VIEW v_delay AS " + strings.Join(tasks, " UNION ALL "),
 		"CREATE /* tidings:delay-view-hours */ OR REPLACE VIEW v_scheduled_by_hour AS SELECT due_hour, SUM(tasks) AS tasks FROM (" +
 			strings.Join(hours, " UNION ALL ") + ") AS tables_by_hour GROUP BY due_hour",
+		"CREATE /* tidings:delay-view-batches */ OR REPLACE VIEW v_batch AS SELECT source_id, batch_id, create_time, SUM(tasks) AS tasks" + sums + " FROM (" +
+			strings.Join(batches, " UNION ALL ") + ") AS counted GROUP BY source_id, batch_id, create_time",
 	}
 }

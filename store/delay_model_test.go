@@ -161,13 +161,13 @@ func (w *world) everywhere(*rapid.T) {
 	seen := 0
 	for rows.Next() {
 		var (
-			id        uint64
-			n, status int
-			place     string
+			id            uint64
+			n             int
+			status, place string
 		)
 		w.check(rows.Scan(&id, &n, &status, &place))
-		if want := map[string]int{"": 0, "sent": 3, "cancelled": 7}[w.ended[id]]; n != 1 || status != want {
-			w.t.Fatalf("%d: %d rows, status %d in %s; the model has %q", id, n, status, place, w.ended[id])
+		if want := map[string]string{"": "ready", "sent": "success", "cancelled": "cancelled"}[w.ended[id]]; n != 1 || status != want {
+			w.t.Fatalf("%d: %d rows, status %s in %s; the model has %q", id, n, status, place, w.ended[id])
 		}
 		seen++
 	}

@@ -615,7 +615,7 @@ func TestMissingTables(t *testing.T) {
 				t.Errorf("tables %v, want %v", got, want)
 			}
 			want := map[string]int{"in use": 2, "twin": 4}[name]
-			if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE status = 0"); n != want {
+			if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE status = 'ready'"); n != want {
 				t.Errorf("%d tasks are left, want %d", n, want)
 			}
 		})
@@ -734,7 +734,7 @@ func TestScheduledIsNotHandedOff(t *testing.T) {
 	if reserved != 0 {
 		t.Error("slots were asked for")
 	}
-	if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE status = 0"); n != 2 {
+	if n := count(t, db, "SELECT COUNT(*) FROM v_task WHERE status = 'ready'"); n != 2 {
 		t.Errorf("%d tasks are ready, want 2", n)
 	}
 }

@@ -107,7 +107,7 @@ func versionFinding(version string) Finding {
 
 func (s *Store) queueFindings(ctx context.Context, now time.Time) (f []Finding, err error) {
 	today := now.UTC().Format("p20060102")
-	for _, table := range historyTables {
+	for _, table := range HistoryTables {
 		var days int
 		if err := s.db.GetContext(ctx, &days, sqlDoctorDays, table, today); err != nil {
 			return f, public(err)
@@ -158,16 +158,11 @@ func (s *Store) delayFindings(ctx context.Context, now time.Time) (f []Finding, 
 				open++
 			}
 		}
-		first, err := s.firstDue(ctx, r)
+		late, err := s.LateScheduled(ctx)
 		if err != nil {
 			return err
 		}
-		var late time.Duration
-		for _, due := range first {
-			if !due.IsZero() {
-				late = max(late, now.Sub(due).Round(time.Millisecond))
-			}
-		}
+		late = late.Round(time.Millisecond)
 		f = []Finding{
 			judge(open > 0, Risky, "slots that take scheduled messages", fmt.Sprint(open), "all of them wait in t_msg_delay_far; has `tidings serve` run for a few seconds?"),
 			judge(late == 0, Risky, "oldest scheduled task that was not moved to its queue in time", late.String(), "nobody moves scheduled tasks: is `tidings serve` running?"),

@@ -38,6 +38,7 @@ type Message struct {
 	Expire     time.Time     // not sent after it
 	Tasks      []NewTask     // at least one
 	Skipped    []SkippedTask // channels that the message was asked to go over, and does not
+	SubmitID   uint64        // the row of t_msg_submit that it comes from, which is marked as accepted with it; 0: none. Such messages need a RequestID
 }
 
 // NewTask is a message's part on one channel.
@@ -391,6 +392,7 @@ func (s *Store) acceptAll(ctx context.Context, batch []*pending, handOff bool) {
 		case isGuard(err) && misses < retries: // others charged the same limits meanwhile, or it took too long
 			misses++
 			round--
+			batch = s.answerTaken(ctx, batch)
 		case isDuplicate(err) && known < retries: // however often the database was away before
 			known++
 			batch = s.answerKnown(ctx, batch)
@@ -486,7 +488,7 @@ const (
 	sqlKeys             = "SELECT /* tidings:keys */ source_id, request_hash, msg_id, body_hash FROM t_idempotency WHERE "
 )
 
-// insertion is one try to accept a batch, in one transaction. Locks are taken in one order everywhere: keys by value, limits by
+// insertion is one try to accept a batch, in one transaction. Locks are taken in one order everywhere: submissions, keys by value, limits by
 // hash, then the lanes' tables from high to low, each by message id, the record, and campaigns by name.
 type insertion struct {
 	store   *Store
@@ -523,11 +525,11 @@ func (in *insertion) run(ctx context.Context) error {
 		return s.run(ctx, p)
 	})
 	switch {
-	case len(in.skipped) == 0:
+	case in.skipped.empty():
 	case err == nil && in.owing:
 		s.owe(in.skipped)
 	case isLockWait(err) && !in.owing: // perhaps of the figures
-		s.owe(nil)
+		s.owe(newStats())
 	}
 	switch {
 	case !shared || in.charge == nil:
@@ -578,6 +580,7 @@ func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter,
 		in.offers = s.offer(in.batch)
 	}
 	var p packet
+	takeSubmitted(&p, in.batch)
 	s.insertKeys(&p, in.batch)
 	if in.charge != nil {
 		in.charge.add(&p, in.lock)
@@ -585,9 +588,9 @@ func (in *insertion) packet(ctx context.Context, counted map[*pending][]counter,
 	insertTasks(&p, in.batch)
 	insertSkipped(&p, in.batch)
 	insertBatches(&p, in.batch)
-	if in.skipped = countSkipped(in.batch); len(in.skipped) > 0 {
+	if in.skipped = countSkipped(in.batch); !in.skipped.empty() {
 		if in.owing = s.figures.owing(); !in.owing {
-			p.addRows(in.skipped.rows(s.Node()))
+			p.addRows(in.skipped.rows(s.Node())...)
 		}
 	}
 	return &p, nil
@@ -774,10 +777,10 @@ func insertSkipped(p *packet, batch []*pending) {
 
 // countSkipped counts the tasks that end with their acceptance.
 func countSkipped(batch []*pending) stats {
-	sum := stats{}
+	sum := newStats()
 	for _, m := range batch {
 		for _, t := range m.Skipped {
-			sum.add(&Task{SourceID: m.SourceID, TemplateID: m.TemplateID, Channel: t.Channel, Category: m.Category}, msg.Skipped, m.now, 0)
+			sum.add(&Task{SourceID: m.SourceID, TemplateID: m.TemplateID, Channel: t.Channel, Category: m.Category}, msg.Skipped, "", m.now, 0)
 		}
 	}
 	return sum

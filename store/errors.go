@@ -36,6 +36,7 @@ const (
 	erReadOnly           = 1290
 	erInterrupted        = 1317
 	erPartitionOrder     = 1493
+	erNoPartition        = 1507
 	erSamePartition      = 1517
 	erKilled             = 1927 // MariaDB: the connection was killed
 	erSnapshot           = 1020 // MariaDB 11.6+: the row changed since the transaction's snapshot

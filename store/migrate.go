@@ -23,6 +23,9 @@ var migrations embed.FS
 // ErrNewer. It returns how many migrations it applied.
 func Migrate(ctx context.Context, cfg Config) (applied int, err error) {
 	cfg.setDefaults()
+	if cfg.MigratorDSN != "" {
+		cfg.DSN = cfg.MigratorDSN
+	}
 	if err := createDatabase(ctx, cfg); err != nil {
 		return 0, fmt.Errorf("make the database: %w", public(err))
 	}
@@ -107,12 +110,10 @@ const (
 	partitionsAhead = 7 // days
 )
 
-var historyTables = []string{"t_msg_record", "t_msg_attempt"}
-
 // EnsurePartitions splits the coming days off the last partition of the history tables. It is cheap when nothing is
 // missing, and may run on several nodes at once.
 func (s *Store) EnsurePartitions(ctx context.Context) error {
-	return ensurePartitions(ctx, s.db.DB, s.log)
+	return ensurePartitions(ctx, s.ddl, s.log)
 }
 
 func ensurePartitions(ctx context.Context, db *sql.DB, log *slog.Logger) error {
@@ -120,7 +121,7 @@ func ensurePartitions(ctx context.Context, db *sql.DB, log *slog.Logger) error {
 	if err := db.QueryRowContext(ctx, "SELECT /* tidings:now */ UTC_TIMESTAMP(3)").Scan(&now); err != nil {
 		return public(err)
 	}
-	for _, table := range historyTables {
+	for _, table := range HistoryTables {
 		made, err := splitDays(ctx, db, table, now)
 		if err != nil {
 			return fmt.Errorf("partitions of %s: %w", table, public(err))

@@ -89,7 +89,9 @@ func TestSchemaFileIsMySQL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := parsesAsMySQL(string(text)); err != nil {
+	// MySQL takes any built-in function as a default in parentheses since 8.0.13 (Reference Manual, Data Type Default Values); the parser
+	// knows few.
+	if err := parsesAsMySQL(strings.ReplaceAll(string(text), "DEFAULT (UTC_TIMESTAMP(3))", "DEFAULT CURRENT_TIMESTAMP(3)")); err != nil {
 		t.Fatal(err)
 	}
 }

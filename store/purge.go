@@ -29,11 +29,11 @@ func (s *Store) PurgeCounts(ctx context.Context) (purged int64, err error) {
 }
 
 // purge deletes in batches small enough that nobody waits for their locks.
-func (s *Store) purge(ctx context.Context, query string) (purged int64, err error) {
+func (s *Store) purge(ctx context.Context, query string, args ...any) (purged int64, err error) {
 	for {
 		var n int64
 		err := s.again(ctx, func() error {
-			res, err := s.db.ExecContext(ctx, query, purgeRows)
+			res, err := s.db.ExecContext(ctx, query, append(args, purgeRows)...)
 			if err != nil {
 				return err
 			}

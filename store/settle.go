@@ -163,7 +163,7 @@ func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) 
 			p.addRows(s.attemptRows(outcomes, attempts))
 		}
 		if !owing {
-			p.addRows(sum.rows(s.Node()))
+			p.addRows(sum.rows(s.Node())...)
 		}
 		return s.run(ctx, &p)
 	})
@@ -171,7 +171,7 @@ func (s *Store) settleEnded(ctx context.Context, outcomes []Outcome, own []int) 
 	case err == nil && owing:
 		s.owe(sum)
 	case isLockWait(err): // all else is passed over where it is locked
-		s.owe(nil)
+		s.owe(newStats())
 	}
 	return err
 }
@@ -314,9 +314,9 @@ func (s *Store) settleLane(ctx context.Context, lane msg.Lane, outcomes []Outcom
 	})
 	switch {
 	case err == nil && owing:
-		s.owe(statsOf(outcomes, slices.DeleteFunc(slices.Clone(own), func(i int) bool { return !held[idOf(&outcomes[i].Task)] || !outcomes[i].isRecorded() })))
+		s.owe(statsOf(outcomes, slices.DeleteFunc(slices.Clone(own), func(i int) bool { return !held[idOf(&outcomes[i].Task)] })))
 	case isLockWait(err) && !owing:
-		s.owe(nil)
+		s.owe(newStats())
 		return s.settleLane(ctx, lane, outcomes, own, verdicts)
 	}
 	if err != nil {
@@ -412,12 +412,13 @@ func whereKeys(outcomes []Outcome, own []int) string {
 
 // write does what the outcomes ask for to the rows that are locked and ours.
 func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes []Outcome, own []int, held map[taskID]bool, owing bool) error {
-	var leaving, ended, dead, back, attempts []int
+	var leaving, ended, dead, back, attempts, ours []int
 	for _, i := range own {
 		o := &outcomes[i]
 		if !held[idOf(&o.Task)] {
 			continue
 		}
+		ours = append(ours, i)
 		switch {
 		case o.staysInQueue():
 			back = append(back, i)
@@ -443,7 +444,7 @@ func (s *Store) write(ctx context.Context, tx *sqlx.Tx, lane msg.Lane, outcomes 
 			if owing {
 				return nil
 			}
-			return insertRows(ctx, tx, statsOf(outcomes, ended).rows(s.Node()))
+			return insertRows(ctx, tx, statsOf(outcomes, ours).rows(s.Node())...)
 		},
 	} {
 		if err := step(); err != nil {
@@ -516,7 +517,11 @@ func (r rows) text() string {
 	return b.String()
 }
 
-func (p *packet) addRows(r rows) { p.add(r.text(), r.args...) }
+func (p *packet) addRows(all ...rows) {
+	for _, r := range all {
+		p.add(r.text(), r.args...)
+	}
+}
 
 func (s *Store) attemptRows(outcomes []Outcome, own []int) rows {
 	r := rows{query: sqlAttempts, group: "(?,?,?,?,?,?,?,?,?,?)", n: len(own)}
@@ -529,12 +534,17 @@ func (s *Store) attemptRows(outcomes []Outcome, own []int) rows {
 	return r
 }
 
-// statsOf counts tasks that end.
-func statsOf(outcomes []Outcome, ended []int) stats {
-	sum := stats{}
-	for _, i := range ended {
+// statsOf counts tasks that are recorded, and failed attempts.
+func statsOf(outcomes []Outcome, own []int) stats {
+	sum := newStats()
+	for _, i := range own {
 		o := &outcomes[i]
-		sum.add(&o.Task, o.State, o.Finished, o.Latency)
+		if o.isRecorded() {
+			sum.add(&o.Task, o.State, o.Provider, o.Finished, o.Latency)
+		}
+		if o.Attempt != nil && !o.AlreadyRecorded {
+			sum.addAttempt(o)
+		}
 	}
 	return sum
 }
@@ -551,12 +561,16 @@ func alarmRows(outcomes []Outcome, dead []int) rows {
 	return r
 }
 
-func insertRows(ctx context.Context, tx *sqlx.Tx, r rows) error {
-	if r.n == 0 {
-		return nil
+func insertRows(ctx context.Context, tx *sqlx.Tx, all ...rows) error {
+	for _, r := range all {
+		if r.n == 0 {
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, r.text(), r.args...); err != nil {
+			return err
+		}
 	}
-	_, err := tx.ExecContext(ctx, r.text(), r.args...)
-	return err
+	return nil
 }
 
 // clip makes a provider's text fit its column: valid UTF-8 of at most n characters. A row must never fail to settle over it.

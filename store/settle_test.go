@@ -260,7 +260,7 @@ func TestRequeueByHand(t *testing.T) {
 	if got := settle(t, s, success(s, again[0])); got[0] != store.Done {
 		t.Fatalf("settled %v", got)
 	}
-	if n := count(t, raw(t, dsn), "SELECT COUNT(*) FROM v_task WHERE msg_id = ? AND status = 3", task.MsgID); n != 1 {
+	if n := count(t, raw(t, dsn), "SELECT COUNT(*) FROM v_task WHERE msg_id = ? AND status = 'success'", task.MsgID); n != 1 {
 		t.Fatal("the task has not ended in one place")
 	}
 }

@@ -221,6 +221,7 @@ func (s *Store) RevokeKey(ctx context.Context, by, source, keyID string) error {
 // callers is what keys are looked up in.
 type callers struct {
 	byHash     map[[sha256.Size]byte]Source
+	byID       map[string]Source
 	registered bool // whether there are sources at all
 }
 
@@ -244,10 +245,27 @@ func (s *Store) Caller(ctx context.Context, key string) (src Source, registered 
 	return src, true, nil
 }
 
+// DefaultSource is the caller of all messages as long as none is registered.
+const DefaultSource = "default"
+
+// MaySend tells whether messages of a source are accepted, whatever its keys: it is registered and enabled, or none is and it is
+// DefaultSource.
+func (s *Store) MaySend(ctx context.Context, source string) (bool, error) {
+	c, age := s.callers.get(ctx)
+	if age > callersStale {
+		return false, fmt.Errorf("sources: %w", ErrUnavailable)
+	}
+	if !c.registered {
+		return source == DefaultSource, nil
+	}
+	return c.byID[source].Enabled, nil
+}
+
 func (s *Store) loadCallers(ctx context.Context) (callers, error) {
 	sources, err := s.Sources(ctx)
-	c := callers{byHash: map[[sha256.Size]byte]Source{}, registered: len(sources) > 0}
+	c := callers{byHash: map[[sha256.Size]byte]Source{}, byID: map[string]Source{}, registered: len(sources) > 0}
 	for _, src := range sources {
+		c.byID[src.ID] = src
 		for _, k := range src.Keys {
 			if k.Revoked == nil && len(k.Hash) == sha256.Size {
 				c.byHash[[sha256.Size]byte(k.Hash)] = src

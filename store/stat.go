@@ -15,53 +15,97 @@ import (
 	"tidings/internal/msg"
 )
 
-// Every transaction that records tasks adds them to the figures, as its last statement: the rows are this process's own, and are
-// locked for as long as its commit takes.
+// Every transaction that records tasks or failed attempts adds them to the figures, as its last statements: the rows are this process's
+// own, and are locked for as long as its commit takes.
 const (
-	sqlStat    = `INSERT /* tidings:stat-add */ INTO t_stat_hour (hour, node, source_id, template_id, channel, category, outcome, tasks, latency_ms) VALUES `
-	statGroup  = "(?,?,?,?,?,?,?,?,?)"
-	sqlStatEnd = ` ON DUPLICATE KEY UPDATE tasks = tasks + VALUES(tasks), latency_ms = latency_ms + VALUES(latency_ms)`
+	sqlStat = `INSERT /* tidings:stat-add */ INTO t_stat_hour (hour, node, source_id, template_id, channel, category, provider, outcome, tasks, latency_ms) VALUES `
+	// Of attempts that succeeded t_stat_hour knows.
+	sqlAttemptStat    = `INSERT /* tidings:stat-add-attempts */ INTO t_attempt_hour (hour, node, provider, channel, outcome, attempts, latency_ms) VALUES `
+	sqlStatEnd        = ` ON DUPLICATE KEY UPDATE tasks = tasks + VALUES(tasks), latency_ms = latency_ms + VALUES(latency_ms)`
+	sqlAttemptStatEnd = ` ON DUPLICATE KEY UPDATE attempts = attempts + VALUES(attempts), latency_ms = latency_ms + VALUES(latency_ms)`
 )
 
 // statKey is what ended tasks are counted by.
 type statKey struct {
-	hour               time.Time
-	source, templateID string
-	channel            msg.Channel
-	category           msg.Category
-	outcome            msg.State
+	hour                         time.Time
+	source, templateID, provider string
+	channel                      msg.Channel
+	category                     msg.Category
+	outcome                      msg.State
 }
 
 func (a statKey) compare(b statKey) int {
 	return cmp.Or(a.hour.Compare(b.hour), cmp.Compare(a.source, b.source), cmp.Compare(a.templateID, b.templateID),
-		cmp.Compare(a.channel, b.channel), cmp.Compare(a.category, b.category), cmp.Compare(a.outcome, b.outcome))
+		cmp.Compare(a.channel, b.channel), cmp.Compare(a.category, b.category), cmp.Compare(a.provider, b.provider), cmp.Compare(a.outcome, b.outcome))
 }
 
-type statSum struct{ tasks, latency int64 }
+// attemptKey is what failed attempts are counted by.
+type attemptKey struct {
+	hour     time.Time
+	provider string
+	channel  msg.Channel
+	outcome  string
+}
+
+func (a attemptKey) compare(b attemptKey) int {
+	return cmp.Or(a.hour.Compare(b.hour), cmp.Compare(a.provider, b.provider), cmp.Compare(a.channel, b.channel), cmp.Compare(a.outcome, b.outcome))
+}
+
+// statSum is how many, and their latencies, ms.
+type statSum struct{ n, latency int64 }
 
 // stats adds up what one transaction ends.
-type stats map[statKey]statSum
-
-func (s stats) add(t *Task, outcome msg.State, finished time.Time, latency time.Duration) {
-	k := statKey{finished.UTC().Truncate(time.Millisecond).Truncate(time.Hour), t.SourceID, t.TemplateID, t.Channel, t.Category, outcome}
-	sum := s[k]
-	s[k] = statSum{sum.tasks + 1, sum.latency + latency.Milliseconds()}
+type stats struct {
+	tasks    map[statKey]statSum
+	attempts map[attemptKey]statSum
 }
 
-// rows are sorted as the primary key is, so that two transactions of this process lock them in one order.
-func (s stats) rows(node uint16) rows {
-	r := rows{query: sqlStat, group: statGroup, end: sqlStatEnd, n: len(s)}
-	for _, k := range slices.SortedFunc(maps.Keys(s), statKey.compare) {
-		r.args = append(r.args, k.hour, node, k.source, k.templateID, k.channel, k.category.String(), k.outcome.String(), s[k].tasks, s[k].latency)
+func newStats() stats { return stats{map[statKey]statSum{}, map[attemptKey]statSum{}} }
+
+func (s stats) empty() bool { return len(s.tasks)+len(s.attempts) == 0 }
+
+func hourOf(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond).Truncate(time.Hour) }
+
+func (s stats) add(t *Task, outcome msg.State, provider string, finished time.Time, latency time.Duration) {
+	addTo(s.tasks, statKey{hourOf(finished), t.SourceID, t.TemplateID, clip(provider, 64), t.Channel, t.Category, outcome}, statSum{1, latency.Milliseconds()})
+}
+
+func (s stats) addAttempt(o *Outcome) {
+	addTo(s.attempts, attemptKey{hourOf(o.Finished), clip(o.Provider, 64), o.Task.Channel, o.Attempt.Outcome}, statSum{1, o.Latency.Milliseconds()})
+}
+
+func addTo[K comparable](sums map[K]statSum, k K, more statSum) {
+	had := sums[k]
+	sums[k] = statSum{had.n + more.n, had.latency + more.latency}
+}
+
+func (s stats) merge(other stats) {
+	for k, more := range other.tasks {
+		addTo(s.tasks, k, more)
 	}
-	return r
+	for k, more := range other.attempts {
+		addTo(s.attempts, k, more)
+	}
 }
 
-// figures keeps what could not be added in its own transaction: somebody holds rows of t_stat_hour locked, and no task waits for
+// rows are sorted as the primary keys are, so that two transactions of this process lock them in one order.
+func (s stats) rows(node uint16) []rows {
+	tasks := rows{query: sqlStat, group: "(?,?,?,?,?,?,?,?,?,?)", end: sqlStatEnd, n: len(s.tasks)}
+	for _, k := range slices.SortedFunc(maps.Keys(s.tasks), statKey.compare) {
+		tasks.args = append(tasks.args, k.hour, node, k.source, k.templateID, k.channel, k.category.String(), k.provider, k.outcome.String(), s.tasks[k].n, s.tasks[k].latency)
+	}
+	attempts := rows{query: sqlAttemptStat, group: "(?,?,?,?,?,?,?)", end: sqlAttemptStatEnd, n: len(s.attempts)}
+	for _, k := range slices.SortedFunc(maps.Keys(s.attempts), attemptKey.compare) {
+		attempts.args = append(attempts.args, k.hour, node, k.provider, k.channel, k.outcome, s.attempts[k].n, s.attempts[k].latency)
+	}
+	return slices.DeleteFunc([]rows{tasks, attempts}, func(r rows) bool { return r.n == 0 })
+}
+
+// figures keeps what could not be added in its own transaction: somebody holds rows of the figures locked, and no task waits for
 // that. Until they are free again all figures are owed; a process that dies meanwhile takes what it owes along.
 type figures struct {
 	mu     sync.Mutex
-	owed   stats // nil: nothing is, and transactions add their own
+	owed   *stats // nil: nothing is, and transactions add their own
 	paying bool
 }
 
@@ -78,12 +122,9 @@ func (s *Store) owe(sum stats) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.owed == nil {
-		f.owed = stats{}
+		f.owed = new(newStats())
 	}
-	for k, more := range sum {
-		had := f.owed[k]
-		f.owed[k] = statSum{had.tasks + more.tasks, had.latency + more.latency}
-	}
+	f.owed.merge(sum)
 	if !f.paying {
 		f.paying = true
 		s.background.Go(s.pay)
@@ -100,14 +141,14 @@ func (s *Store) pay() {
 		pause(s.closing, payEvery)
 		last = s.closing.Err() != nil
 		f.mu.Lock()
-		sum := f.owed
-		f.owed = stats{}
+		sum := *f.owed
+		f.owed = new(newStats())
 		f.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.closing), dbDeadline)
-		err := s.tx(ctx, func(tx *sqlx.Tx) error { return insertRows(ctx, tx, sum.rows(s.Node())) })
+		err := s.tx(ctx, func(tx *sqlx.Tx) error { return insertRows(ctx, tx, sum.rows(s.Node())...) })
 		cancel()
 		f.mu.Lock()
-		if err == nil && len(f.owed) == 0 {
+		if err == nil && f.owed.empty() {
 			f.owed, f.paying = nil, false
 			f.mu.Unlock()
 			return
@@ -117,7 +158,7 @@ func (s *Store) pay() {
 			continue
 		}
 		if last {
-			s.log.Error("figures are lost: t_stat_hour has been locked until the end", "groups", len(sum), "err", err)
+			s.log.Error("figures are lost: their tables have been locked until the end", "groups", len(sum.tasks)+len(sum.attempts), "err", err)
 			return
 		}
 		s.owe(sum)

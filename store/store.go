@@ -30,6 +30,7 @@ import (
 // Config says how the store works. Zero values mean the defaults named.
 type Config struct {
 	DSN            string        // go-sql-driver's notation; the database name defaults to "tidings"
+	MigratorDSN    string        // of an account that may make, change and drop tables and views; default DSN
 	Connections    int           // most open connections; default 32
 	Lease          time.Duration // how long a claim holds a task; default 60 s
 	IdempotencyTTL time.Duration // how long a key is kept after the due time; default 24 h
@@ -57,6 +58,7 @@ type Store struct {
 	db       *sqlx.DB
 	packets  *sql.DB // sessions that take several statements at once; only run uses them
 	moves    *sql.DB // the same for the delay tables: they wait a second for locks of rows and of tables
+	ddl      *sql.DB // makes, changes and drops tables and views, and waits a second for them
 	packet   int     // max_allowed_packet of the server, bytes
 	clock    clock
 	ids      *id.Generator
@@ -180,9 +182,29 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 	s.moves.SetMaxOpenConns(moveConnections)
 	s.moves.SetMaxIdleConns(moveConnections)
 	s.moves.SetConnMaxIdleTime(10 * time.Minute)
+	if s.ddl = s.moves; cfg.MigratorDSN != "" {
+		if s.ddl, err = openDDL(cfg); err != nil {
+			return nil, errors.Join(err, s.closePools())
+		}
+	}
 	s.ids = id.NewGenerator(s.Now)
 	s.closing, s.giveUp = context.WithCancel(context.Background())
 	return s, nil
+}
+
+// openDDL opens the pool that changes tables with rights of its own. Who waits for a table's last reader holds up everybody that comes
+// after, so it gives up after a second.
+func openDDL(cfg Config) (*sql.DB, error) {
+	brief, err := driverConfig(cfg.MigratorDSN)
+	if err != nil {
+		return nil, err
+	}
+	brief.Params["lock_wait_timeout"] = fmt.Sprint(packetLockWait)
+	pool := sql.OpenDB(&connector{cfg: brief, observe: cfg.Observe})
+	pool.SetMaxOpenConns(moveConnections)
+	pool.SetMaxIdleConns(1)
+	pool.SetConnMaxIdleTime(time.Minute)
+	return pool, nil
 }
 
 // Close flushes what callers wait for, gives the node number back and closes the pool. Nothing may use the store after it.
@@ -203,7 +225,11 @@ func (s *Store) Close() error {
 }
 
 func (s *Store) closePools() error {
-	return errors.Join(s.packets.Close(), s.moves.Close(), s.db.Close())
+	failed := errors.Join(s.packets.Close(), s.moves.Close(), s.db.Close())
+	if s.ddl != nil && s.ddl != s.moves {
+		failed = errors.Join(failed, s.ddl.Close())
+	}
+	return failed
 }
 
 // Ping asks the database for a sign of life.

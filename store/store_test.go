@@ -70,6 +70,14 @@ func count(t testing.TB, db *sql.DB, query string, args ...any) (n int) {
 	return n
 }
 
+func text(t testing.TB, db *sql.DB, query string, args ...any) (s string) {
+	t.Helper()
+	if err := db.QueryRow(query, args...).Scan(&s); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return s
+}
+
 func message(requestID string) *store.Message {
 	return &store.Message{
 		SourceID: "default", RequestID: requestID, BodyHash: sha256.Sum256([]byte("body")),

@@ -238,7 +238,7 @@ func (s *Store) grow(ctx context.Context, r *ring, n int) error {
 		sl := Slot{Number: number, Generation: 1}
 		for shard := range s.cfg.Delay.Shards {
 			for _, table := range []string{sl.table(shard), sl.twin(shard, 1)} {
-				if _, err := s.moves.ExecContext(ctx, fmt.Sprintf(sqlMakeTable, table)); err != nil {
+				if _, err := s.ddl.ExecContext(ctx, fmt.Sprintf(sqlMakeTable, table)); err != nil {
 					return err
 				}
 			}
@@ -321,7 +321,7 @@ func (s *Store) rotateTable(ctx context.Context, sl *Slot, shard int, have map[s
 
 // alter changes tables, or gives up after a second: while it waits for somebody's long read to end, everybody else waits behind it.
 func (s *Store) alter(ctx context.Context, statement string) error {
-	_, err := s.moves.ExecContext(ctx, statement)
+	_, err := s.ddl.ExecContext(ctx, statement)
 	if isLockWait(err) {
 		return errors.Join(errBusy, err)
 	}

@@ -50,6 +50,8 @@ type Request struct {
 	Delay       string       `json:"delay,omitempty" doc:"The same as a time from now, such as 90s, 10m or 24h." example:"10m"`
 	ExpireTime  any          `json:"expire_time,omitempty" doc:"Do not send after this instant: RFC 3339 with an offset, or Unix milliseconds."`
 	TTL         string       `json:"ttl,omitempty" doc:"Do not send when this long has passed since the message was due, such as 90s, 10m or 24h." example:"10m"`
+	// Submitted is when the request was made, where it is checked later than that: without send_at it is due then. Zero: now.
+	Submitted time.Time `json:"-"`
 }
 
 // Raw is JSON as it came: numbers of any size and precision come out as they went in.
@@ -621,6 +623,9 @@ func wholeMillis(t time.Time) time.Time {
 // expiry counts from the due time.
 func (c *check) expiry() error {
 	now := c.Now()
+	if c.m.SendAt.IsZero() {
+		c.m.SendAt = c.r.Submitted
+	}
 	due := now
 	if !c.m.SendAt.IsZero() {
 		due = c.m.SendAt

@@ -28,6 +28,7 @@ type Metrics struct {
 	recovered prometheus.Counter
 	lost      prometheus.Counter
 	alarms    *prometheus.CounterVec
+	submitted *prometheus.CounterVec
 	requests  *prometheus.CounterVec
 	answers   *prometheus.HistogramVec
 }
@@ -57,6 +58,7 @@ func New(version, commit string) *Metrics {
 		recovered: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_lease_recovered_total", Help: "Tasks taken over after their lease or wait had ended."}),
 		lost:      prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_settle_lost_total", Help: "Outcomes not written, for the task was no longer ours."}),
 		alarms:    counters("tidings_alarms_total", "Alarms of dead letters, by whether they were delivered: success or failed.", "level", "outcome"),
+		submitted: counters("tidings_submissions_total", "Requests by SQL (t_msg_submit) that were looked at: accepted, duplicate, rejected, postponed.", "outcome"),
 		requests:  counters("tidings_http_requests_total", "Requests answered.", "method", "route", "code"),
 		answers: histograms("tidings_http_request_duration_seconds", "How long requests took.",
 			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}, "method", "route"),
@@ -66,13 +68,16 @@ func New(version, commit string) *Metrics {
 			m.alarms.WithLabelValues(level, outcome)
 		}
 	}
+	for _, outcome := range []string{"accepted", "duplicate", "rejected", "postponed"} {
+		m.submitted.WithLabelValues(outcome)
+	}
 	m.retries.WithLabelValues("1213")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "tidings_build_info", Help: "1, with what runs.",
 		ConstLabels: prometheus.Labels{"version": version, "commit": commit, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(build, m.accepted, m.rejected, m.attempts, m.duration, m.latency, m.claims, m.settles, m.retries, m.recovered, m.lost, m.alarms,
+	m.registry.MustRegister(build, m.accepted, m.rejected, m.attempts, m.duration, m.latency, m.claims, m.settles, m.retries, m.recovered, m.lost, m.alarms, m.submitted,
 		m.requests, m.answers, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -210,6 +215,13 @@ func (m *Metrics) Alarm(level string, delivered bool) {
 		outcome = "success"
 	}
 	m.alarms.WithLabelValues(level, outcome).Inc()
+}
+
+// Submitted counts a request by SQL, by what came of it.
+func (m *Metrics) Submitted(outcome string) {
+	if m != nil {
+		m.submitted.WithLabelValues(outcome).Inc()
+	}
 }
 
 // Request counts an answered request. route is the pattern, not the path.

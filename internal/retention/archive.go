@@ -1,0 +1,274 @@
+package retention
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tidings/store"
+)
+
+// Archive is a file with the rows of one day of a history table: gzip, one JSON object a line, its keys the columns. Its name says
+// what it holds: t_msg_record.20260901.2000000.ndjson.gz.
+type Archive struct {
+	Path  string
+	Table string
+	Day   string // 20260901
+	Rows  int64
+	Bytes int64 // of the file
+}
+
+var fileName = regexp.MustCompile(`^(t_msg_record|t_msg_attempt)\.(\d{8})\.(\d+)\.ndjson\.gz$`)
+
+const timeForm = "2006-01-02 15:04:05.000"
+
+// jsonColumns hold JSON, which is written as it is.
+var jsonColumns = []string{"params", "content"}
+
+// List tells which archives a directory has, by day.
+func List(dir string) (archives []Archive, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		a, ok := parse(filepath.Join(dir, e.Name()))
+		if !ok {
+			continue
+		}
+		info, err := e.Info()
+		if err != nil {
+			return nil, err
+		}
+		a.Bytes = info.Size()
+		archives = append(archives, a)
+	}
+	slices.SortFunc(archives, func(a, b Archive) int { return cmp.Or(cmp.Compare(a.Day, b.Day), cmp.Compare(a.Table, b.Table)) })
+	return archives, nil
+}
+
+func parse(path string) (a Archive, ok bool) {
+	m := fileName.FindStringSubmatch(filepath.Base(path))
+	if m == nil {
+		return a, false
+	}
+	rows, err := strconv.ParseInt(m[3], 10, 64)
+	return Archive{Path: path, Table: m[1], Day: m[2], Rows: rows}, err == nil
+}
+
+// write archives a day, and proves that the file has as many rows as the day. What a crash leaves has another name.
+func write(ctx context.Context, st *store.Store, dir, table, partition string) (a Archive, err error) {
+	day := strings.TrimPrefix(partition, "p")
+	f, err := os.CreateTemp(dir, "."+table+"."+day+".*.part")
+	if err != nil {
+		return a, err
+	}
+	defer func() {
+		f.Close()
+		os.Remove(f.Name()) // its name has changed if all went well
+	}()
+	zip := gzip.NewWriter(f)
+	out := bufio.NewWriterSize(zip, 1<<16)
+	err = st.EachOfDay(ctx, table, partition, func(columns []string, values []any) error {
+		a.Rows++
+		return writeRow(out, columns, values)
+	})
+	if err := errors.Join(err, out.Flush(), zip.Close(), f.Sync()); err != nil {
+		return a, err
+	}
+	kept, err := countLines(f.Name())
+	if err != nil {
+		return a, fmt.Errorf("read back %s: %w", f.Name(), err)
+	}
+	there, err := st.CountDay(ctx, table, partition)
+	if err != nil {
+		return a, err
+	}
+	if kept != a.Rows || kept != there {
+		return a, fmt.Errorf("the archive of %s of %s has %d rows, and the table %d", partition, table, kept, there)
+	}
+	path := filepath.Join(dir, fmt.Sprintf("%s.%s.%d.ndjson.gz", table, day, kept))
+	if err := os.Rename(f.Name(), path); err != nil {
+		return a, err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return a, err
+	}
+	defer d.Close()
+	a.Path, a.Table, a.Day = path, table, day
+	return a, d.Sync()
+}
+
+func writeRow(out *bufio.Writer, columns []string, values []any) error {
+	var line bytes.Buffer
+	line.WriteByte('{')
+	for i, name := range columns {
+		if i > 0 {
+			line.WriteByte(',')
+		}
+		fmt.Fprintf(&line, "%q:", name)
+		if err := writeValue(&line, name, values[i]); err != nil {
+			return err
+		}
+	}
+	line.WriteString("}\n")
+	_, err := out.Write(line.Bytes())
+	return err
+}
+
+func writeValue(line *bytes.Buffer, name string, value any) error {
+	if text, ok := value.(string); ok && slices.Contains(jsonColumns, name) {
+		if bytes.ContainsAny([]byte(text), "\r\n") { // by hand: a line is a row
+			return json.Compact(line, []byte(text))
+		}
+		line.WriteString(text)
+		return nil
+	}
+	if at, ok := value.(time.Time); ok {
+		value = at.UTC().Format(timeForm)
+	}
+	text, err := json.Marshal(value)
+	line.Write(text)
+	return err
+}
+
+// countLines reads a whole archive: gzip's checksum is at its end.
+func countLines(path string) (n int64, err error) {
+	err = eachLine(path, func([]byte) error { n++; return nil })
+	return n, err
+}
+
+// mostLine bounds a row: params and content are a MiB at most, which attachments in base64 make a third larger.
+const mostLine = 16 << 20
+
+func eachLine(path string, each func([]byte) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	zip, err := gzip.NewReader(bufio.NewReaderSize(f, 1<<16))
+	if err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(zip)
+	lines.Buffer(make([]byte, 1<<16), mostLine)
+	for lines.Scan() {
+		if err := each(lines.Bytes()); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// Limits of a statement that brings rows back.
+const (
+	restoreRows  = 500
+	restoreBytes = 1 << 20
+)
+
+// Restore brings an archive back into a table of its own, which it makes: into the history it would be dropped with the next old day.
+// An empty name means the table's with the day, such as t_msg_record_20260901. It tells the name, and how many rows there are.
+func Restore(ctx context.Context, st *store.Store, path, table string) (_ string, rows int64, err error) {
+	a, ok := parse(path)
+	if !ok {
+		return "", 0, fmt.Errorf("%s is no archive: they are called t_msg_record.<day>.<rows>.ndjson.gz", path)
+	}
+	if lines, err := countLines(path); err != nil || lines != a.Rows { // before anything is made
+		return "", 0, errors.Join(err, fmt.Errorf("%s has %d rows where its name says %d: it is damaged", path, lines, a.Rows))
+	}
+	if table == "" {
+		table = a.Table + "_" + a.Day
+	}
+	if err := st.MakeRestoreTable(ctx, table, a.Table); err != nil {
+		return table, 0, err
+	}
+	var (
+		columns []string
+		batch   [][]any
+		size    int
+	)
+	flush := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		err := st.InsertRestored(ctx, table, columns, batch)
+		batch, size = batch[:0], 0
+		return err
+	}
+	err = eachLine(path, func(line []byte) error {
+		names, values, err := readRow(line)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(names, columns) {
+			if err := flush(); err != nil {
+				return err
+			}
+			columns = names
+		}
+		batch = append(batch, values)
+		if size += len(line); len(batch) == restoreRows || size > restoreBytes {
+			return flush()
+		}
+		return nil
+	})
+	if err := errors.Join(err, flush()); err != nil {
+		return table, 0, err
+	}
+	rows, err = st.CountRestored(ctx, table)
+	if err == nil && rows != a.Rows {
+		err = fmt.Errorf("%s has %d rows, and the archive %d", table, rows, a.Rows)
+	}
+	return table, rows, err
+}
+
+// readRow reads a line with its columns in their order.
+func readRow(line []byte) (columns []string, values []any, err error) {
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.UseNumber()
+	if _, err := d.Token(); err != nil {
+		return nil, nil, err
+	}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return nil, nil, err
+		}
+		column, _ := name.(string)
+		var value any
+		if slices.Contains(jsonColumns, column) {
+			var raw json.RawMessage
+			if err := d.Decode(&raw); err != nil {
+				return nil, nil, err
+			}
+			if value = string(raw); value == "null" {
+				value = nil
+			}
+		} else if err := d.Decode(&value); err != nil {
+			return nil, nil, err
+		}
+		if n, ok := value.(json.Number); ok {
+			value = n.String()
+		}
+		columns, values = append(columns, column), append(values, value)
+	}
+	if _, err := d.Token(); err != nil && !errors.Is(err, io.EOF) {
+		return nil, nil, err
+	}
+	return columns, values, nil
+}

@@ -1,0 +1,137 @@
+// Package retention lets what is too old leave: days of the history by their partitions, archived before if that is wished; figures,
+// batches and taken submissions in small portions.
+package retention
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"tidings/store"
+)
+
+// Keeper drops what is too old. One process at a time does, for all of a database: they must agree on what is kept.
+type Keeper struct {
+	Store *store.Store
+	Log   *slog.Logger
+	Ages
+	ArchiveDir string // where days go before they are dropped; empty: nowhere
+}
+
+// Ages say how long things are kept; 0: for ever.
+type Ages struct {
+	Record  time.Duration // t_msg_record and t_batch
+	Attempt time.Duration // t_msg_attempt
+	Submit  time.Duration // rows of t_msg_submit that were accepted or rejected
+	Stat    time.Duration // t_stat_hour and t_attempt_hour
+}
+
+const (
+	every = 10 * time.Minute
+	// A day is archived within this, or a second process begins with it, too: the file that is finished later takes the other's place.
+	lease = time.Hour
+	// Somebody reads the table: each try makes everybody else wait for up to a second.
+	busyPause = time.Minute
+)
+
+// Run drops what is too old, now and then, until ctx ends.
+func (k *Keeper) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		owner := k.Store.NewOwner()
+		mine, err := k.Store.TakeDuty(ctx, store.DutyRetention, owner, lease)
+		if err == nil && mine {
+			err = k.Keep(ctx)
+			failed := ""
+			if err != nil {
+				failed = err.Error()
+			}
+			leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			err = errors.Join(err, k.Store.LeaveDuty(leave, store.DutyRetention, owner, failed))
+			cancel()
+		}
+		rest := every
+		if errors.Is(err, store.ErrTableBusy) {
+			rest = busyPause
+		}
+		if err != nil && ctx.Err() == nil {
+			k.Log.Warn("cannot let go of what is too old, trying again", "in", rest, "err", err)
+		}
+		select {
+		case <-time.After(rest):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Keep drops what is too old. What fails does not keep the rest from being dropped.
+func (k *Keeper) Keep(ctx context.Context) (failed error) {
+	ages := map[string]time.Duration{"t_msg_record": k.Record, "t_msg_attempt": k.Attempt}
+	for _, table := range store.HistoryTables {
+		if age := ages[table]; age > 0 {
+			failed = errors.Join(failed, k.dropDays(ctx, table, age))
+		}
+	}
+	for _, purge := range []struct {
+		what string
+		age  time.Duration
+		do   func(context.Context, time.Duration) (int64, error)
+	}{
+		{"batches", k.Record, k.Store.PurgeBatches}, {"submissions", k.Submit, k.Store.PurgeSubmitted}, {"figures", k.Stat, k.Store.PurgeStats},
+	} {
+		if purge.age == 0 {
+			continue
+		}
+		n, err := purge.do(ctx, purge.age)
+		if n > 0 {
+			k.Log.Debug("forgot what is too old", "what", purge.what, "rows", n)
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}
+
+func (k *Keeper) dropDays(ctx context.Context, table string, age time.Duration) error {
+	days, err := k.Store.OldDays(ctx, table, age)
+	for _, day := range days {
+		if err := k.dropDay(ctx, table, day); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (k *Keeper) dropDay(ctx context.Context, table, day string) error {
+	if k.ArchiveDir != "" {
+		if err := k.archive(ctx, table, day); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	if err := k.Store.DropDay(ctx, table, day); err != nil {
+		return err
+	}
+	k.Log.Info("dropped a day", "table", table, "day", day, "ms", time.Since(began).Milliseconds())
+	return nil
+}
+
+// archive writes a day's file, unless it is there already: the day could not be dropped the last time.
+func (k *Keeper) archive(ctx context.Context, table, day string) error {
+	there, err := k.Store.CountDay(ctx, table, day)
+	if err != nil {
+		return err
+	}
+	archives, err := List(k.ArchiveDir)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(archives, func(a Archive) bool { return a.Table == table && "p"+a.Day == day && a.Rows == there }) {
+		return nil
+	}
+	a, err := write(ctx, k.Store, k.ArchiveDir, table, day)
+	if err == nil {
+		k.Log.Info("archived a day", "table", table, "day", day, "rows", a.Rows, "file", a.Path)
+	}
+	return err
+}

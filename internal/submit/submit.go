@@ -1,0 +1,256 @@
+// Package submit takes requests by SQL: rows that services insert into t_msg_submit within their own transactions. They are checked and
+// accepted as requests by HTTP are; only the way in and the way back differ.
+package submit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	strict "github.com/go-json-experiment/json"
+
+	"tidings/internal/admit"
+	"tidings/internal/metrics"
+	"tidings/store"
+)
+
+// Intake takes submissions. One process at a time does, for all: should a second one, the row that both take says so.
+type Intake struct {
+	Store   *store.Store
+	Admit   *admit.Admitter
+	Log     *slog.Logger
+	Metrics *metrics.Metrics
+
+	busy map[uint64]time.Time // rows that somebody has locked, until when they are left alone: all that are taken with them would wait
+}
+
+const (
+	lease   = 10 * time.Second // of the duty
+	soonest = 100 * time.Millisecond
+	latest  = time.Second // between two looks while nothing comes in
+	// Of the time, looks from the beginning take a twentieth at most: they walk what an old snapshot keeps of rows that were taken.
+	lookShare = 20
+	// A submission that is refused for now is tried again after this long, if the refusal says no other time.
+	leastWait = time.Second
+	mostWait  = time.Minute
+	busyFor   = 10 * time.Second
+)
+
+// Run takes submissions until ctx ends.
+func (in *Intake) Run(ctx context.Context) {
+	in.busy = map[uint64]time.Time{}
+	owner, mine := in.Store.NewOwner(), time.Time{} // the duty is ours until then, by this process's clock
+	for idle := soonest; ctx.Err() == nil; {
+		if time.Until(mine) < lease/2 {
+			began := time.Now()
+			took, err := in.Store.TakeDuty(ctx, store.DutySubmit, owner, lease)
+			if err != nil || !took {
+				pause(ctx, lease/4)
+				continue
+			}
+			mine = began.Add(lease)
+		}
+		n, looked, err := in.pass(ctx, mine)
+		if err != nil && ctx.Err() == nil {
+			in.Log.Warn("cannot take requests from t_msg_submit", "err", err)
+		}
+		if idle = min(2*idle, latest); n > 0 {
+			idle = soonest
+		}
+		pause(ctx, min(max(idle, lookShare*looked), lease/4))
+	}
+	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if err := in.Store.LeaveDuty(leave, store.DutySubmit, owner, ""); err != nil {
+		in.Log.Debug("the duty of taking submissions was not given back", "err", err)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// pass takes what there is, once through, as long as the duty is ours. looked is what the look from the beginning took.
+func (in *Intake) pass(ctx context.Context, until time.Time) (taken int, looked time.Duration, err error) {
+	began := time.Now()
+	page, err := in.Store.Submitted(ctx, store.SubmitPlace{})
+	looked = time.Since(began)
+	for err == nil && ctx.Err() == nil && time.Now().Before(until) {
+		for _, id := range page.TooLarge {
+			if err := in.reject(ctx, id, fmt.Sprintf("params and content have more than %d bytes", store.MaxSubmission)); err != nil {
+				return taken, looked, err
+			}
+		}
+		n, err := in.take(ctx, page.List)
+		if taken += n + len(page.TooLarge); err != nil || !page.More {
+			return taken, looked, err
+		}
+		page, err = in.Store.Submitted(ctx, page.Last)
+		if err != nil {
+			return taken, looked, err
+		}
+	}
+	return taken, looked, err
+}
+
+// take checks submissions and accepts those that are right, in one transaction. One that has not been answered is met again.
+func (in *Intake) take(ctx context.Context, list []store.Submission) (taken int, failed error) {
+	var (
+		messages []store.Message
+		ids      []uint64
+	)
+	for i := range list {
+		row := &list[i]
+		if time.Now().Before(in.busy[row.ID]) {
+			continue
+		}
+		delete(in.busy, row.ID)
+		m, why, err := in.check(ctx, row)
+		if err == nil && why != "" {
+			err = in.reject(ctx, row.ID, why)
+		}
+		if err != nil {
+			return taken, err
+		}
+		if taken++; m != nil {
+			messages, ids = append(messages, *m), append(ids, row.ID)
+		}
+	}
+	if len(messages) == 0 {
+		return taken, nil
+	}
+	results, errs := in.Store.EnqueueBatch(ctx, messages)
+	for i, id := range ids {
+		failed = errors.Join(failed, in.settle(ctx, id, results[i], errs[i]))
+	}
+	return taken, failed
+}
+
+// settle writes back what the transaction of a message did not: that there was none.
+func (in *Intake) settle(ctx context.Context, id uint64, accepted store.Accepted, err error) error {
+	var limit *store.LimitError
+	switch {
+	case err == nil && accepted.Duplicate:
+		in.Metrics.Submitted("duplicate")
+		return in.Store.KnownSubmission(ctx, id, accepted.MsgID)
+	case err == nil:
+		in.Metrics.Submitted("accepted")
+		in.Log.Debug("accepted", "msg_id", fmt.Sprint(accepted.MsgID), "submit_id", id)
+		return nil
+	case errors.As(err, &limit):
+		in.Metrics.Submitted("postponed")
+		return in.Store.PostponeSubmission(ctx, id, err.Error(), min(max(limit.Wait, leastWait), mostWait))
+	case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrTooLarge):
+		return in.reject(ctx, id, err.Error())
+	case errors.Is(err, store.ErrTaken):
+		return nil
+	case errors.Is(err, store.ErrBusy):
+		in.busy[id] = time.Now().Add(busyFor)
+		return nil
+	case errors.Is(err, store.ErrUnavailable):
+		return err // the next look meets it again
+	}
+	// A row that the database does not take, and never will. Others must not wait for it.
+	in.Log.Error("a submission cannot be stored", "submit_id", id, "err", err)
+	in.Metrics.Submitted("postponed")
+	return in.Store.PostponeSubmission(ctx, id, "it cannot be stored: see the log", mostWait)
+}
+
+func (in *Intake) reject(ctx context.Context, id uint64, why string) error {
+	in.Metrics.Submitted("rejected")
+	in.Log.Debug("a submission is rejected: t_msg_submit.error says why", "submit_id", id)
+	return in.Store.RejectSubmission(ctx, id, why)
+}
+
+// check makes a message of a submission, or says why it is none.
+func (in *Intake) check(ctx context.Context, row *store.Submission) (m *store.Message, why string, err error) {
+	ok, err := in.Store.MaySend(ctx, row.SourceID)
+	if err != nil {
+		return nil, "", err
+	}
+	if !ok {
+		return nil, "source_id is no caller that is registered and enabled (tidings key list); while none is, it is " + store.DefaultSource, nil
+	}
+	r, why := request(row)
+	if why != "" {
+		return nil, why, nil
+	}
+	checked, err := in.Admit.Check(ctx, row.SourceID, r)
+	if err != nil {
+		return nil, "", err
+	}
+	if len(checked.Problems) > 0 {
+		var words []string
+		for _, p := range checked.Problems {
+			words = append(words, column(p.Field)+" "+p.Message)
+		}
+		return nil, strings.Join(words, "; "), nil
+	}
+	checked.Message.SubmitID = row.ID
+	return checked.Message, "", nil
+}
+
+// column is what a field of a request is called here.
+func column(field string) string {
+	name, _, _ := strings.Cut(field, ".")
+	switch {
+	case name == "to":
+		return "receiver" + strings.TrimPrefix(field, "to")
+	case name == "subject" || name == "text" || name == "html" || strings.HasPrefix(name, "attachments"):
+		return "content." + field
+	}
+	return field
+}
+
+// content is what the column content may hold.
+type content struct {
+	Subject     string             `json:"subject"`
+	Text        string             `json:"text"`
+	HTML        string             `json:"html"`
+	Attachments []admit.Attachment `json:"attachments"`
+}
+
+// request makes a request of a row, or says why it cannot be one.
+func request(row *store.Submission) (r *admit.Request, why string) {
+	r = &admit.Request{
+		RequestID: row.RequestID, TemplateID: row.TemplateID, Priority: row.Priority, Category: row.Category, To: row.Receiver, Submitted: row.Created,
+	}
+	if r.RequestID == "" {
+		r.RequestID = fmt.Sprintf("submit-%d", row.ID)
+	}
+	for name := range strings.SplitSeq(row.Channels, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			r.Channels = append(r.Channels, name)
+		}
+	}
+	if strings.HasPrefix(strings.TrimSpace(row.Receiver), "{") {
+		var to map[string]any
+		if strict.Unmarshal([]byte(row.Receiver), &to) != nil {
+			return nil, "receiver begins like a JSON object and is none"
+		}
+		r.To = to
+	}
+	if row.Params.Valid {
+		r.Params = admit.Raw(row.Params.String)
+	}
+	if row.Content.Valid {
+		var c content
+		if err := strict.Unmarshal([]byte(row.Content.String), &c, strict.RejectUnknownMembers(true)); err != nil {
+			return nil, "content must be an object with subject, text, html and attachments" // the parser's words may repeat what it says
+		}
+		r.Subject, r.Text, r.HTML, r.Attachments = c.Subject, c.Text, c.HTML, c.Attachments
+	}
+	if row.SendAt.Valid {
+		r.SendAt = row.SendAt.Time.Format(time.RFC3339Nano)
+	}
+	if row.Expire.Valid {
+		r.ExpireTime = row.Expire.Time.Format(time.RFC3339Nano)
+	}
+	return r, ""
+}
