@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS t_msg_queue_high (
   create_time      DATETIME(3)       NOT NULL COMMENT 'when the message was accepted (UTC)',
   modify_time      DATETIME(3)       NOT NULL COMMENT 'when Tidings last changed the row (UTC)',
   PRIMARY KEY (msg_id, channel),
-  KEY idx_ready (channel, status, next_time)
+  KEY idx_ready (channel, status, next_time, attempt)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='lane high: tasks to send, most urgent; msg_id 0 marks the end of an index range';
 
 CREATE TABLE IF NOT EXISTS t_msg_queue_middle (
@@ -69,7 +69,7 @@ CREATE TABLE IF NOT EXISTS t_msg_queue_middle (
   create_time      DATETIME(3)       NOT NULL COMMENT 'when the message was accepted (UTC)',
   modify_time      DATETIME(3)       NOT NULL COMMENT 'when Tidings last changed the row (UTC)',
   PRIMARY KEY (msg_id, channel),
-  KEY idx_ready (channel, status, next_time)
+  KEY idx_ready (channel, status, next_time, attempt)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='lane middle: tasks to send, ordinary; msg_id 0 marks the end of an index range';
 
 CREATE TABLE IF NOT EXISTS t_msg_queue_low (
@@ -97,7 +97,7 @@ CREATE TABLE IF NOT EXISTS t_msg_queue_low (
   create_time      DATETIME(3)       NOT NULL COMMENT 'when the message was accepted (UTC)',
   modify_time      DATETIME(3)       NOT NULL COMMENT 'when Tidings last changed the row (UTC)',
   PRIMARY KEY (msg_id, channel),
-  KEY idx_ready (channel, status, next_time)
+  KEY idx_ready (channel, status, next_time, attempt)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='lane low: tasks to send, can wait; msg_id 0 marks the end of an index range';
 
 -- History, partitioned by day. Days are split off p_future a week ahead; what is too old leaves with its partition.
@@ -177,7 +177,8 @@ CREATE TABLE IF NOT EXISTS t_msg_attempt (
   latency_ms       INT UNSIGNED      NOT NULL DEFAULT 0 COMMENT 'how long the provider took, ms',
   node             SMALLINT UNSIGNED NOT NULL COMMENT 'the node that wrote the row',
   create_time      DATETIME(3)       NOT NULL COMMENT 'when the attempt ended (UTC); the partition key',
-  PRIMARY KEY (msg_id, channel, attempt, create_time)
+  PRIMARY KEY (msg_id, channel, attempt, create_time),
+  KEY idx_outcome (outcome, create_time)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='one row for every attempt that did not end in success; append-only'
   PARTITION BY RANGE COLUMNS (create_time) (PARTITION p_future VALUES LESS THAN (MAXVALUE));
 
@@ -510,19 +511,19 @@ INSERT IGNORE INTO t_msg_queue_low
   (0, 31, '', 'notification', 'low', '', 0, '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00', '9999-12-31 00:00:00');
 
 -- Views for people. Channels and states are words, times are UTC, sentinels and tombstones are left out, and none of them locks anything. Of each
--- the index is named that keeps it cheap.
+-- the index is named that keeps it cheap. Who looks needs the right to read the tables; whose account made a view does not matter.
 --
 -- v_delay: the tasks in all delay tables (primary key, or idx_due for a due_time). v_scheduled_by_hour: how many are due in which hour
--- (idx_due, all of it; for one hour alone ask v_delay with a due_time). v_batch: how far each batch is (t_batch, and the primary key from
--- the batch's first message to its last). These three are made anew when the ring's tables change.
+-- (idx_due, all of it; for one hour alone ask v_delay with a due_time). v_batch: how far each batch is (give it source_id and batch_id: then the
+-- primary keys, from the batch's first message to its last). These three are made anew when the ring's tables change.
 
-CREATE OR REPLACE VIEW v_delay AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_delay AS
   SELECT 't_msg_delay_far' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time FROM t_msg_delay_far WHERE status = 0;
 
-CREATE OR REPLACE VIEW v_scheduled_by_hour AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_scheduled_by_hour AS
   SELECT due_hour, SUM(tasks) AS tasks FROM (SELECT DATE_FORMAT(due_time, '%Y-%m-%d %H:00') AS due_hour, COUNT(*) AS tasks FROM t_msg_delay_far WHERE status = 0 GROUP BY due_hour) AS tables_by_hour GROUP BY due_hour;
 
-CREATE OR REPLACE VIEW v_batch AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_batch AS
   SELECT source_id, batch_id, create_time, SUM(tasks) AS tasks, SUM(IF(status = 0, tasks, 0)) AS `ready`, SUM(IF(status = 1, tasks, 0)) AS `sending`, SUM(IF(status = 2, tasks, 0)) AS `unknown`, SUM(IF(status = 3, tasks, 0)) AS `success`, SUM(IF(status = 4, tasks, 0)) AS `failed`, SUM(IF(status = 5, tasks, 0)) AS `dead`, SUM(IF(status = 6, tasks, 0)) AS `expired`, SUM(IF(status = 7, tasks, 0)) AS `cancelled`, SUM(IF(status = 8, tasks, 0)) AS `skipped` FROM (
     SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_queue_high AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id GROUP BY b.source_id, b.batch_id, b.create_time, t.status
     UNION ALL SELECT b.source_id, b.batch_id, b.create_time, t.status, COUNT(*) AS tasks FROM t_batch AS b STRAIGHT_JOIN t_msg_queue_middle AS t ON t.msg_id BETWEEN b.first_msg_id AND b.last_msg_id AND t.batch_id = b.batch_id AND t.source_id = b.source_id GROUP BY b.source_id, b.batch_id, b.create_time, t.status
@@ -536,7 +537,7 @@ CREATE OR REPLACE VIEW v_batch AS
 -- v_task: every task wherever it is. v_message: one row a message with its derived status. v_attempt: every attempt, the successful one
 -- included. All by primary key: give them a msg_id.
 
-CREATE OR REPLACE VIEW v_task AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_task AS
   SELECT 't_msg_queue_high' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_high WHERE msg_id > 0
   UNION ALL SELECT 't_msg_queue_middle' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_middle WHERE msg_id > 0
   UNION ALL SELECT 't_msg_queue_low' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_low WHERE msg_id > 0
@@ -544,7 +545,7 @@ CREATE OR REPLACE VIEW v_task AS
   UNION ALL SELECT 't_msg_dead' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_dead
   UNION ALL SELECT 't_msg_record' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, finish_time, provider_msg_id FROM t_msg_record;
 
-CREATE OR REPLACE VIEW v_message AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_message AS
   SELECT msg_id, MIN(source_id) AS source_id, MIN(request_id) AS request_id,
     CASE
       WHEN SUM(status IN ('sending', 'unknown') OR (status = 'ready' AND attempt > 0)) > 0 THEN 'sending'
@@ -559,30 +560,30 @@ CREATE OR REPLACE VIEW v_message AS
     COUNT(*) AS tasks, MIN(create_time) AS create_time, MIN(due_time) AS due_time, MAX(finish_time) AS finish_time
   FROM v_task GROUP BY msg_id;
 
-CREATE OR REPLACE VIEW v_attempt AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_attempt AS
   SELECT msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, attempt, outcome, provider, code, text, latency_ms, node, create_time FROM t_msg_attempt
   UNION ALL SELECT msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, attempt, 'success', provider, provider_msg_id, '', latency_ms, NULL, finish_time FROM t_msg_record WHERE status = 3;
 
 -- v_queue: what waits, by lane and channel (idx_ready, all of it): ready: may be sent now; waiting: not due yet; retrying: between two
 -- attempts; oldest_s: for how many seconds the first of the ready could have been sent.
 
-CREATE OR REPLACE VIEW v_queue AS
-  SELECT lane, IF(counted.channel = 31, 'log', ELT(counted.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, SUM(ready) AS ready, SUM(later) - SUM(retrying) AS waiting, SUM(retrying) AS retrying, SUM(sending) AS sending, SUM(unknown) AS unknown,
-    GREATEST(TIMESTAMPDIFF(SECOND, MIN(first_time), UTC_TIMESTAMP(3)), 0) AS oldest_s, MIN(next_due) AS next_due FROM (
-    SELECT 'high' AS lane, channel, SUM(status = 0 AND next_time <= UTC_TIMESTAMP(3)) AS ready, SUM(status = 0 AND next_time > UTC_TIMESTAMP(3)) AS later, 0 AS retrying, SUM(status = 1) AS sending, SUM(status = 2) AS unknown,
-      MIN(IF(status = 0, next_time, NULL)) AS first_time, MIN(IF(status = 0 AND next_time > UTC_TIMESTAMP(3), next_time, NULL)) AS next_due FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel
-    UNION ALL SELECT 'high', channel, 0, 0, COUNT(*), 0, 0, NULL, NULL FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' AND attempt > 0 GROUP BY channel
-    UNION ALL SELECT 'middle' AS lane, channel, SUM(status = 0 AND next_time <= UTC_TIMESTAMP(3)) AS ready, SUM(status = 0 AND next_time > UTC_TIMESTAMP(3)) AS later, 0 AS retrying, SUM(status = 1) AS sending, SUM(status = 2) AS unknown,
-      MIN(IF(status = 0, next_time, NULL)) AS first_time, MIN(IF(status = 0 AND next_time > UTC_TIMESTAMP(3), next_time, NULL)) AS next_due FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel
-    UNION ALL SELECT 'middle', channel, 0, 0, COUNT(*), 0, 0, NULL, NULL FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' AND attempt > 0 GROUP BY channel
-    UNION ALL SELECT 'low' AS lane, channel, SUM(status = 0 AND next_time <= UTC_TIMESTAMP(3)) AS ready, SUM(status = 0 AND next_time > UTC_TIMESTAMP(3)) AS later, 0 AS retrying, SUM(status = 1) AS sending, SUM(status = 2) AS unknown,
-      MIN(IF(status = 0, next_time, NULL)) AS first_time, MIN(IF(status = 0 AND next_time > UTC_TIMESTAMP(3), next_time, NULL)) AS next_due FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel
-    UNION ALL SELECT 'low', channel, 0, 0, COUNT(*), 0, 0, NULL, NULL FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' AND attempt > 0 GROUP BY channel
-  ) AS counted GROUP BY lane, channel;
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_queue AS
+  SELECT lane, IF(counted.channel = 31, 'log', ELT(counted.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, SUM(queued) - SUM(later) AS ready, SUM(later) - SUM(retrying) AS waiting, SUM(retrying) AS retrying, SUM(sending) AS sending, SUM(unknown) AS unknown,
+    COALESCE(GREATEST(TIMESTAMPDIFF(SECOND, MIN(first_time), UTC_TIMESTAMP(3)), 0), 0) AS oldest_s, MIN(next_due) AS next_due FROM (
+    SELECT 'high' AS lane, channel, IF(status = 0, COUNT(*), 0) AS queued, 0 AS later, 0 AS retrying, IF(status = 1, COUNT(*), 0) AS sending, IF(status = 2, COUNT(*), 0) AS unknown,
+      IF(status = 0, MIN(next_time), NULL) AS first_time, NULL AS next_due FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel, status
+    UNION ALL SELECT 'high', channel, 0, COUNT(*), SUM(attempt > 0), 0, 0, NULL, MIN(next_time) FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' GROUP BY channel
+    UNION ALL SELECT 'middle' AS lane, channel, IF(status = 0, COUNT(*), 0) AS queued, 0 AS later, 0 AS retrying, IF(status = 1, COUNT(*), 0) AS sending, IF(status = 2, COUNT(*), 0) AS unknown,
+      IF(status = 0, MIN(next_time), NULL) AS first_time, NULL AS next_due FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel, status
+    UNION ALL SELECT 'middle', channel, 0, COUNT(*), SUM(attempt > 0), 0, 0, NULL, MIN(next_time) FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' GROUP BY channel
+    UNION ALL SELECT 'low' AS lane, channel, IF(status = 0, COUNT(*), 0) AS queued, 0 AS later, 0 AS retrying, IF(status = 1, COUNT(*), 0) AS sending, IF(status = 2, COUNT(*), 0) AS unknown,
+      IF(status = 0, MIN(next_time), NULL) AS first_time, NULL AS next_due FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE msg_id > 0 GROUP BY channel, status
+    UNION ALL SELECT 'low', channel, 0, COUNT(*), SUM(attempt > 0), 0, 0, NULL, MIN(next_time) FROM t_msg_queue_low FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time > UTC_TIMESTAMP(3) AND next_time < '9000-01-01' GROUP BY channel
+  ) AS counted GROUP BY lane, counted.channel;
 
 -- v_stuck: tasks that should have moved and have not (idx_ready and idx_due), at most 1,000 of each kind in each table.
 
-CREATE OR REPLACE VIEW v_stuck AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_stuck AS
   (SELECT 't_msg_queue_high' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'its lease or its wait has ended, and nobody took it over' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status IN (1, 2) AND next_time < UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE LIMIT 1000)
   UNION ALL (SELECT 't_msg_queue_high' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'it has been due for more than 10 minutes' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_high FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status = 0 AND next_time < UTC_TIMESTAMP(3) - INTERVAL 10 MINUTE LIMIT 1000)
   UNION ALL (SELECT 't_msg_queue_middle' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, 'its lease or its wait has ended, and nobody took it over' AS why, next_time AS since, attempt, owner, provider, last_error FROM t_msg_queue_middle FORCE INDEX (idx_ready) WHERE channel IN (1, 2, 3, 4, 5, 6, 7, 8, 31) AND status IN (1, 2) AND next_time < UTC_TIMESTAMP(3) - INTERVAL 1 MINUTE LIMIT 1000)
@@ -593,38 +594,38 @@ CREATE OR REPLACE VIEW v_stuck AS
 
 -- v_dead_by_reason: dead letters by what went wrong (all of t_msg_dead); words of six letters and more with a digit in them are left out.
 
-CREATE OR REPLACE VIEW v_dead_by_reason AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_dead_by_reason AS
   SELECT category, IF(t_msg_dead.channel = 31, 'log', ELT(t_msg_dead.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, provider, REGEXP_REPLACE(last_error, '(?=[0-9A-Za-z_.:-]{6})[A-Za-z_.:-]*[0-9][0-9A-Za-z_.:-]*', '…') AS reason, COUNT(*) AS tasks, MIN(modify_time) AS first_time, MAX(modify_time) AS last_time,
     MAX(msg_id) AS example_msg_id FROM t_msg_dead GROUP BY category, t_msg_dead.channel, provider, reason;
 
 -- v_provider_hour: how each provider does, by hour (primary keys, which begin with the hour; of successes and failed attempts alike).
 -- v_source_day: how many messages of a source and template reached their receivers, by day (idx_day). What is skipped or cancelled does not count.
 
-CREATE OR REPLACE VIEW v_provider_hour AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_provider_hour AS
   SELECT hour, provider, IF(attempts_made.channel = 31, 'log', ELT(attempts_made.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, SUM(success) AS success, SUM(temporary) AS temporary, SUM(permanent) AS permanent, SUM(unknown) AS unknown,
     ROUND(100 * SUM(success) / NULLIF(SUM(success + temporary + permanent + unknown), 0), 1) AS success_percent, ROUND(SUM(latency_ms) / NULLIF(SUM(success + temporary + permanent + unknown), 0)) AS latency_ms FROM (
     SELECT hour, provider, channel, tasks AS success, 0 AS temporary, 0 AS permanent, 0 AS unknown, latency_ms FROM t_stat_hour WHERE outcome = 'success'
     UNION ALL SELECT hour, provider, channel, 0, IF(outcome = 'temporary', attempts, 0), IF(outcome = 'permanent', attempts, 0), IF(outcome = 'unknown', attempts, 0), latency_ms FROM t_attempt_hour
   ) AS attempts_made GROUP BY hour, provider, attempts_made.channel;
 
-CREATE OR REPLACE VIEW v_source_day AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_source_day AS
   SELECT day, source_id, template_id, IF(t_stat_hour.channel = 31, 'log', ELT(t_stat_hour.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, SUM(tasks) AS tasks, SUM(IF(outcome = 'success', tasks, 0)) AS success, SUM(IF(outcome = 'failed', tasks, 0)) AS failed, SUM(IF(outcome = 'expired', tasks, 0)) AS expired, SUM(IF(outcome = 'cancelled', tasks, 0)) AS cancelled, SUM(IF(outcome = 'skipped', tasks, 0)) AS skipped,
     ROUND(100 * SUM(IF(outcome = 'success', tasks, 0)) / NULLIF(SUM(IF(outcome IN ('success', 'failed', 'expired'), tasks, 0)), 0), 1) AS reach_percent,
     ROUND(SUM(IF(outcome = 'success', latency_ms, 0)) / NULLIF(SUM(IF(outcome = 'success', tasks, 0)), 0)) AS latency_ms
   FROM t_stat_hour GROUP BY day, source_id, template_id, t_stat_hour.channel;
 
 -- v_duplicates: tasks that may have been delivered twice: nobody knows how an attempt ended, and another followed. (Give it an
--- unknown_time: the partition of that day, and then the primary key of t_msg_record.)
+-- unknown_time: idx_outcome in the partition of that day, and then the primary key of t_msg_record.)
 
-CREATE OR REPLACE VIEW v_duplicates AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_duplicates AS
   SELECT a.msg_id, IF(a.channel = 31, 'log', ELT(a.channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, a.attempt AS unknown_attempt, a.provider, a.text, a.create_time AS unknown_time, r.attempt AS attempts, ELT(r.status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, r.provider AS last_provider, r.finish_time
   FROM t_msg_attempt AS a JOIN t_msg_record AS r ON r.msg_id = a.msg_id AND r.channel = a.channel AND r.finish_time >= a.create_time
   WHERE a.outcome = 'unknown' AND r.attempt > a.attempt;
 
 -- v_nodes: the processes. v_lanes: the lanes. (A few rows each.)
 
-CREATE OR REPLACE VIEW v_nodes AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_nodes AS
   SELECT node, CASE WHEN lease_end > UTC_TIMESTAMP(3) THEN 'alive' WHEN holder = '' THEN 'left' ELSE 'gone' END AS status, IF(serves = 1, 'serve', 'command') AS role, host, pid, version, boot, start_time, lease_end FROM t_node;
 
-CREATE OR REPLACE VIEW v_lanes AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_lanes AS
   SELECT lane, IF(paused = 1, 'paused', 'running') AS status, weight, reason, modify_by, modify_time FROM t_lane;

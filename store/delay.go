@@ -218,10 +218,10 @@ func delayViews(tables []string) []string {
 		sums += fmt.Sprintf(", SUM(IF(status = %d, tasks, 0)) AS `%s`", state, state)
 	}
 	return []string{
-		"CREATE /* tidings:delay-view */ OR REPLACE VIEW v_delay AS " + strings.Join(tasks, " UNION ALL "),
-		"CREATE /* tidings:delay-view-hours */ OR REPLACE VIEW v_scheduled_by_hour AS SELECT due_hour, SUM(tasks) AS tasks FROM (" +
+		"CREATE /* tidings:delay-view */ OR REPLACE SQL SECURITY INVOKER VIEW v_delay AS " + strings.Join(tasks, " UNION ALL "),
+		"CREATE /* tidings:delay-view-hours */ OR REPLACE SQL SECURITY INVOKER VIEW v_scheduled_by_hour AS SELECT due_hour, SUM(tasks) AS tasks FROM (" +
 			strings.Join(hours, " UNION ALL ") + ") AS tables_by_hour GROUP BY due_hour",
-		"CREATE /* tidings:delay-view-batches */ OR REPLACE VIEW v_batch AS SELECT source_id, batch_id, create_time, SUM(tasks) AS tasks" + sums + " FROM (" +
+		"CREATE /* tidings:delay-view-batches */ OR REPLACE SQL SECURITY INVOKER VIEW v_batch AS SELECT source_id, batch_id, create_time, SUM(tasks) AS tasks" + sums + " FROM (" +
 			strings.Join(batches, " UNION ALL ") + ") AS counted GROUP BY source_id, batch_id, create_time",
 	}
 }

@@ -35,7 +35,7 @@ var fileName = regexp.MustCompile(`^(t_msg_record|t_msg_attempt)\.(\d{8})\.(\d+)
 
 const timeForm = "2006-01-02 15:04:05.000"
 
-// jsonColumns hold JSON, which is written as it is.
+// jsonColumns hold JSON. Objects and arrays are written as they are; what else a hand may have put there, null above all, as a string.
 var jsonColumns = []string{"params", "content"}
 
 // List tells which archives a directory has, by day.
@@ -131,7 +131,7 @@ func writeRow(out *bufio.Writer, columns []string, values []any) error {
 }
 
 func writeValue(line *bytes.Buffer, name string, value any) error {
-	if text, ok := value.(string); ok && slices.Contains(jsonColumns, name) {
+	if text, ok := value.(string); ok && slices.Contains(jsonColumns, name) && (strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) {
 		if bytes.ContainsAny([]byte(text), "\r\n") { // by hand: a line is a row
 			return json.Compact(line, []byte(text))
 		}
@@ -256,8 +256,16 @@ func readRow(line []byte) (columns []string, values []any, err error) {
 			if err := d.Decode(&raw); err != nil {
 				return nil, nil, err
 			}
-			if value = string(raw); value == "null" {
-				value = nil
+			switch {
+			case string(raw) == "null":
+			case raw[0] == '"':
+				var text string
+				if err := json.Unmarshal(raw, &text); err != nil {
+					return nil, nil, err
+				}
+				value = text
+			default:
+				value = string(raw)
 			}
 		} else if err := d.Decode(&value); err != nil {
 			return nil, nil, err

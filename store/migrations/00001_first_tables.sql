@@ -233,14 +233,14 @@ INSERT IGNORE INTO t_msg_queue_low
 -- v_task: every task wherever it is (primary key of each table). v_message: one row a message with its derived status.
 -- v_attempt: every attempt, the successful one included.
 
-CREATE OR REPLACE VIEW v_task AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_task AS
   SELECT 't_msg_queue_high' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_high WHERE msg_id > 0
   UNION ALL SELECT 't_msg_queue_middle' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_middle WHERE msg_id > 0
   UNION ALL SELECT 't_msg_queue_low' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_low WHERE msg_id > 0
   UNION ALL SELECT 't_msg_dead' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_dead
   UNION ALL SELECT 't_msg_record' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, finish_time, provider_msg_id FROM t_msg_record;
 
-CREATE OR REPLACE VIEW v_message AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_message AS
   SELECT msg_id, MIN(source_id) AS source_id, MIN(request_id) AS request_id,
     CASE
       WHEN SUM(status IN (1, 2) OR (status = 0 AND attempt > 0)) > 0 THEN 'sending'
@@ -255,6 +255,6 @@ CREATE OR REPLACE VIEW v_message AS
     COUNT(*) AS tasks, MIN(create_time) AS create_time, MIN(due_time) AS due_time, MAX(finish_time) AS finish_time
   FROM v_task GROUP BY msg_id;
 
-CREATE OR REPLACE VIEW v_attempt AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_attempt AS
   SELECT msg_id, channel, attempt, outcome, provider, code, text, latency_ms, node, create_time FROM t_msg_attempt
   UNION ALL SELECT msg_id, channel, attempt, 'success', provider, provider_msg_id, '', latency_ms, NULL, finish_time FROM t_msg_record WHERE status = 3;

@@ -49,13 +49,13 @@ CREATE TABLE IF NOT EXISTS t_delay_slot (
 INSERT IGNORE INTO t_delay_slot (slot, shards, state, generation, from_time, to_time, lease_end, create_time, modify_time) VALUES
   (0, 1, 'far', 0, '1000-01-01 00:00:00', '9999-12-31 00:00:00', '1000-01-01 00:00:00', UTC_TIMESTAMP(3), UTC_TIMESTAMP(3));
 
-CREATE OR REPLACE VIEW v_delay AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_delay AS
   SELECT 't_msg_delay_far' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time FROM t_msg_delay_far WHERE status <> 9;
 
-CREATE OR REPLACE VIEW v_scheduled_by_hour AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_scheduled_by_hour AS
   SELECT due_hour, SUM(tasks) AS tasks FROM (SELECT DATE_FORMAT(due_time, '%Y-%m-%d %H:00') AS due_hour, COUNT(*) AS tasks FROM t_msg_delay_far WHERE status = 0 GROUP BY due_hour) AS tables_by_hour GROUP BY due_hour;
 
-CREATE OR REPLACE VIEW v_task AS
+CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_task AS
   SELECT 't_msg_queue_high' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_high WHERE msg_id > 0
   UNION ALL SELECT 't_msg_queue_middle' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_middle WHERE msg_id > 0
   UNION ALL SELECT 't_msg_queue_low' AS place, msg_id, channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time, NULL AS finish_time, '' AS provider_msg_id FROM t_msg_queue_low WHERE msg_id > 0
