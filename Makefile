@@ -22,7 +22,7 @@ SOAK   ?= 1h
 # Seconds that each fuzz target runs.
 FUZZTIME ?= 10s
 
-.PHONY: run build test lint fuzz crash soak vuln docs bench bench-peers setup-db setup-race setup-faketime setup-promtool setup-peers clean
+.PHONY: run build test lint fuzz crash soak vuln docs deb bench bench-peers setup-db setup-race setup-faketime setup-promtool setup-systemd setup-peers clean
 
 ## run: serve with a private database and files below ./data
 run: build setup-db
@@ -33,7 +33,7 @@ build: setup-go
 	GOTOOLCHAIN=$(RELEASE) CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/tidings .
 
 ## test: all tests, against a real database, with the race detector
-test: setup-go setup-db setup-race setup-faketime setup-promtool
+test: setup-go setup-db setup-race setup-faketime setup-promtool setup-systemd
 	go vet ./...
 	go test -race -timeout 15m ./...
 
@@ -68,6 +68,16 @@ vuln: build
 ## docs: docs/errors.md, from the code's own table
 docs: setup-go setup-db
 	UPDATE_DOCS=1 go test ./server -run TestErrorCodes
+
+## deb: a package for Debian and Ubuntu, with unit, manual and completions: bin/tidings_<version>_<arch>.deb
+deb: build
+	rm -rf bin/package && mkdir -p bin/package/man
+	./bin/tidings man --dir bin/package/man
+	./bin/tidings completion bash > bin/package/tidings.bash
+	./bin/tidings completion zsh > bin/package/_tidings
+	./bin/tidings completion fish > bin/package/tidings.fish
+	cd tools/nfpm && go build -o ../../bin/nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm
+	VERSION=$(VERSION) ARCH=$$(go env GOARCH) bin/nfpm package -f deploy/nfpm.yaml -p deb -t bin/
 
 ## bench: measure this machine; see docs/benchmarks.md
 bench: build setup-db
@@ -110,6 +120,12 @@ setup-promtool:
 		echo "fetching promtool"; set -e; dir=$$(mktemp -d); chmod 755 $$dir; \
 		(cd $$dir && { apt-get download -qq prometheus || { $(SUDO) apt-get update -qq && apt-get download -qq prometheus; }; } && dpkg-deb -x prometheus_*.deb .); \
 		mkdir -p bin; mv $$dir/usr/bin/promtool bin/promtool; rm -rf $$dir; }
+
+# systemd-analyze checks the unit.
+setup-systemd:
+	@command -v systemd-analyze >/dev/null || { \
+		echo "installing systemd"; \
+		$(SUDO) apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends systemd; }
 
 clean:
 	rm -rf bin bench/out

@@ -1,0 +1,2 @@
+#!/bin/sh
+[ "$1" = remove ] && [ -d /run/systemd/system ] && systemctl disable --now tidings.service || true
