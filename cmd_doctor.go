@@ -35,6 +35,11 @@ func doctor(ctx context.Context, st *store.Store, cfg *Config, out io.Writer) er
 	if err != nil {
 		return err
 	}
+	room, err := headroom(ctx, st, cfg)
+	if err != nil {
+		return err
+	}
+	findings = append(findings, room...)
 	findings = append(findings, probeProviders(ctx, cfg)...)
 	if alarm, closeAlarm, err := openAlarm(cfg); err != nil {
 		findings = append(findings, store.Finding{Level: store.Wrong, What: "alarm", Detail: err.Error()})

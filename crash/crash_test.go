@@ -62,7 +62,7 @@ func TestCrash(t *testing.T) {
 	for _, s := range r.faults {
 		counts[s.what]++
 	}
-	t.Logf("%d faults: %v", len(r.faults), counts)
+	t.Logf("%d faults: %v; %d commits cut off, %d inserts just before a swap", len(r.faults), counts, r.proxy.cuts.Load(), r.proxy.held.passed.Load())
 	t.Logf("%v", v)
 	if v.bad() {
 		t.Error("what was promised was not kept")

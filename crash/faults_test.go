@@ -51,6 +51,11 @@ var faults = map[string]func(*rig){
 		time.Sleep(12 * time.Second) // longer than a slot
 		r.proxy.late.Store(false)
 	},
+	"straggler": func(r *rig) { // what was meant for a table comes between the look that found it drained and its swap
+		r.proxy.held.on.Store(true)
+		time.Sleep(12 * time.Second) // longer than a slot
+		r.proxy.held.on.Store(false)
+	},
 	"clock": func(r *rig) { // the database's clock steps forward or back
 		r.clock.set(r.t, time.Duration(r.random.Int64N(int64(6*time.Second)))-3*time.Second)
 		time.Sleep(1100 * time.Millisecond) // until it is read
@@ -66,7 +71,7 @@ var faults = map[string]func(*rig){
 	},
 }
 
-var allFaults = []string{"kill", "killdb", "stop", "cut", "hole", "term", "stopdb", "clock", "both", "late"}
+var allFaults = []string{"kill", "killdb", "stop", "cut", "hole", "term", "stopdb", "clock", "both", "late", "straggler"}
 
 func (r *rig) one() *node { return r.nodes[r.random.IntN(len(r.nodes))] }
 

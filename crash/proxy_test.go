@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,9 +21,54 @@ type proxy struct {
 	cut    atomic.Int64 // in 100 commits
 	cuts   atomic.Int64 // so far
 	late   atomic.Bool  // scheduled messages reach their tables seconds after they were sent, and swaps of tables, too
+	held   holds        // scheduled messages that wait for the swap of their table
 	mu     sync.Mutex
 	open   map[net.Conn]bool
 	done   sync.WaitGroup
+}
+
+// holds keeps statements that insert into delay tables until the table is about to be swapped: they come after the look that found it
+// drained. Longer than their callers wait they are not kept.
+type holds struct {
+	on      atomic.Bool
+	mu      sync.Mutex
+	waiting map[string][]chan struct{} // by table
+	passed  atomic.Int64               // that came just before a swap
+}
+
+const callersWait = 4600 * time.Millisecond
+
+var (
+	delayInsert = regexp.MustCompile(`INTO (t_msg_delay_\d+_\d+) `)
+	delaySwap   = regexp.MustCompile(`tidings:delay-swap \*/ TABLE (t_msg_delay_\d+_\d+) TO`)
+)
+
+func (h *holds) insert(table string) {
+	c := make(chan struct{})
+	h.mu.Lock()
+	if h.waiting == nil {
+		h.waiting = map[string][]chan struct{}{}
+	}
+	h.waiting[table] = append(h.waiting[table], c)
+	h.mu.Unlock()
+	select {
+	case <-c:
+		h.passed.Add(1)
+	case <-time.After(callersWait):
+	}
+}
+
+func (h *holds) swap(table string) {
+	h.mu.Lock()
+	waiting := h.waiting[table]
+	delete(h.waiting, table)
+	h.mu.Unlock()
+	for _, c := range waiting {
+		close(c)
+	}
+	if len(waiting) > 0 {
+		time.Sleep(300 * time.Millisecond) // until they are committed
+	}
 }
 
 func newProxy(t testing.TB, target string) *proxy {
@@ -95,6 +141,13 @@ func (p *proxy) serve(client net.Conn) {
 		p.copy(server, client, func(b []byte) bool {
 			if bytes.Contains(b, []byte("COMMIT")) && rand.Int64N(100) < p.cut.Load() {
 				cutNext.Store(true)
+			}
+			if p.held.on.Load() {
+				if m := delaySwap.FindSubmatch(b); m != nil {
+					p.held.swap(string(m[1]))
+				} else if m := delayInsert.FindSubmatch(b); m != nil {
+					p.held.insert(string(m[1]))
+				}
 			}
 			switch {
 			case !p.late.Load():
