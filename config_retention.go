@@ -22,8 +22,10 @@ func (c *Config) ages() (ages retention.Ages, err error) {
 		key, text string
 		into      *time.Duration
 	}{
-		{"record", c.Retention.Record, &ages.Record}, {"attempt", c.Retention.Attempt, &ages.Attempt},
-		{"submit", c.Retention.Submit, &ages.Submit}, {"stat", c.Retention.Stat, &ages.Stat},
+		{"record", c.Retention.Record, &ages.Record},
+		{"attempt", c.Retention.Attempt, &ages.Attempt},
+		{"submit", c.Retention.Submit, &ages.Submit},
+		{"stat", c.Retention.Stat, &ages.Stat},
 	} {
 		age, bad := parseAge(a.text)
 		if bad != nil {

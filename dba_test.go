@@ -152,7 +152,9 @@ func TestHandEdits(t *testing.T) {
 	becomes(id, "success")
 
 	edit("Pause a channel", 0, "")
-	await(t, "the provider to be paused", 10*time.Second, func() bool { return strings.Contains(verbose(t, p.url), `"provider":"relay","usable":false,"paused":true`) })
+	await(t, "the provider to be paused", 10*time.Second, func() bool {
+		return strings.Contains(verbose(t, p.url), `"provider":"relay","usable":false,"paused":true`)
+	})
 	status, answer, _ := post(p.url, `{"channels":["sms"],"to":"+8613800000000","text":"hi"}`)
 	if status != 202 {
 		t.Fatalf("%d %v", status, answer)

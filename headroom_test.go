@@ -11,9 +11,12 @@ func TestHeadroom(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 12, 1, 10, 0, 0, 0, time.UTC)
 	days := []store.DaySize{
-		{Table: "t_msg_record", Day: "p20261101", Rows: 1, Bytes: 1e9}, {Table: "t_msg_record", Day: "p20261129", Rows: 1, Bytes: 3e9},
-		{Table: "t_msg_record", Day: "p20261130", Rows: 1, Bytes: 5e9}, {Table: "t_msg_attempt", Day: "p20261130", Rows: 1, Bytes: 2e9},
-		{Table: "t_msg_record", Day: "p20261201", Rows: 1, Bytes: 1e6}, {Table: "t_msg_record", Day: "p20261202", Rows: 0, Bytes: 1e6},
+		{Table: "t_msg_record", Day: "p20261101", Rows: 1, Bytes: 1e9},
+		{Table: "t_msg_record", Day: "p20261129", Rows: 1, Bytes: 3e9},
+		{Table: "t_msg_record", Day: "p20261130", Rows: 1, Bytes: 5e9},
+		{Table: "t_msg_attempt", Day: "p20261130", Rows: 1, Bytes: 2e9},
+		{Table: "t_msg_record", Day: "p20261201", Rows: 1, Bytes: 1e6},
+		{Table: "t_msg_record", Day: "p20261202", Rows: 0, Bytes: 1e6},
 	}
 	g := growthOf(days, now)
 	if g != (growth{bytes: 11_002_000_000, perDay: 5_000_000_000}) {

@@ -162,8 +162,10 @@ func TestGrants(t *testing.T) {
 		t.Fatal(err)
 	}
 	set(t, shop, `INSERT INTO t_msg_submit (source_id, channels, receiver, content) VALUES ('default', 'log', 'shop', '{"text": "hi"}')`)
-	for _, refused := range []string{"SELECT * FROM t_msg_submit", "UPDATE t_msg_submit SET receiver = 'x'", "DELETE FROM t_msg_submit", "SELECT * FROM t_msg_record",
-		"INSERT INTO t_msg_submit (source_id, channels, receiver, status) VALUES ('default', 'log', 'x', 'accepted')"} {
+	for _, refused := range []string{
+		"SELECT * FROM t_msg_submit", "UPDATE t_msg_submit SET receiver = 'x'", "DELETE FROM t_msg_submit", "SELECT * FROM t_msg_record",
+		"INSERT INTO t_msg_submit (source_id, channels, receiver, status) VALUES ('default', 'log', 'x', 'accepted')",
+	} {
 		if _, err := shop.Exec(refused); err == nil {
 			t.Errorf("a service may %s", refused)
 		}

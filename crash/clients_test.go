@@ -87,7 +87,11 @@ func (c *client) one(n int) bool {
 	case 2:
 		channels, to = []string{"webhook", "email", "log"}, fmt.Sprintf(`{"webhook":%q,"email":"ann@example.com","log":"x"}`, c.hook)
 	case 3, 4, 5:
-		more = fmt.Sprintf(`,"delay":"%dms"`, 1200+c.random.IntN(12_000))
+		delay := 1200 + c.random.IntN(12_000)
+		if left, soon := slotEnds(); soon && c.proxy.held.on.Load() {
+			delay = int(left.Milliseconds()) - 100
+		}
+		more = fmt.Sprintf(`,"delay":"%dms"`, delay)
 	case 6:
 		delay := 1500 + c.random.IntN(8000)
 		more, cancelAfter = fmt.Sprintf(`,"delay":"%dms"`, delay), time.Duration(c.random.IntN(delay+500))*time.Millisecond
@@ -146,6 +150,7 @@ func (c *client) told(id, request string, channels []string, cancelAfter time.Du
 			c.ledger.mu.Lock()
 			a.cancel = true
 			c.ledger.mu.Unlock()
+		} else if status == 404 && c.proxy.held.on.Load() { // in a table that is being swapped: docs/guarantees.md says when it is not seen
 		} else if status != 200 && status != 409 && status != 503 && status != 0 {
 			c.t.Errorf("cancel: %d %v", status, answer)
 		}

@@ -59,7 +59,7 @@ func (r *rig) watch() *watcher {
 const statusNumber = "FIELD(status, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') - 1"
 
 func (w *watcher) look() {
-	rows, err := w.rig.view.Query("SELECT msg_id, channel, place, "+statusNumber+", attempt FROM v_task WHERE place NOT IN ('t_msg_record', 't_msg_dead')")
+	rows, err := w.rig.view.Query("SELECT msg_id, channel, place, " + statusNumber + ", attempt FROM v_task WHERE place NOT IN ('t_msg_record', 't_msg_dead')")
 	if err != nil { // the database is away
 		w.left = map[string]bool{}
 		return
@@ -176,7 +176,7 @@ func (r *rig) judge(l *ledger) (v verdict) {
 		due             time.Time
 		request         string
 	}
-	rows, err := r.view.Query("SELECT msg_id, channel, "+statusNumber+", attempt, due_time, request_id FROM v_task")
+	rows, err := r.view.Query("SELECT msg_id, channel, " + statusNumber + ", attempt, due_time, request_id FROM v_task")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,13 +27,20 @@ type proxy struct {
 	done   sync.WaitGroup
 }
 
-// holds keeps statements that insert into delay tables until the table is about to be swapped: they come after the look that found it
-// drained. Longer than their callers wait they are not kept.
+// holds keeps statements that insert into delay tables at the end of a slot until the table is about to be swapped: they come after the
+// look that found it drained. Longer than their callers wait they are not kept.
 type holds struct {
 	on      atomic.Bool
 	mu      sync.Mutex
-	waiting map[string][]chan struct{} // by table
-	passed  atomic.Int64               // that came just before a swap
+	waiting map[string][]func() // by table: lets one pass
+	passed  atomic.Int64        // that came just before a swap
+}
+
+// slotEnds tells how soon the slot of now is over, as long as what is scheduled for its last moment is put into its table still, and a
+// caller waits until the table is swapped.
+func slotEnds() (left time.Duration, soon bool) {
+	left = slot - time.Duration(time.Now().UnixNano())%slot
+	return left, left > lead+200*time.Millisecond && left < lead+900*time.Millisecond
 }
 
 const callersWait = 4600 * time.Millisecond
@@ -43,13 +50,16 @@ var (
 	delaySwap   = regexp.MustCompile(`tidings:delay-swap \*/ TABLE (t_msg_delay_\d+_\d+) TO`)
 )
 
-func (h *holds) insert(table string) {
+func (h *holds) insert(tables [][][]byte) {
 	c := make(chan struct{})
+	pass := sync.OnceFunc(func() { close(c) })
 	h.mu.Lock()
 	if h.waiting == nil {
-		h.waiting = map[string][]chan struct{}{}
+		h.waiting = map[string][]func(){}
 	}
-	h.waiting[table] = append(h.waiting[table], c)
+	for _, table := range tables {
+		h.waiting[string(table[1])] = append(h.waiting[string(table[1])], pass)
+	}
 	h.mu.Unlock()
 	select {
 	case <-c:
@@ -63,8 +73,8 @@ func (h *holds) swap(table string) {
 	waiting := h.waiting[table]
 	delete(h.waiting, table)
 	h.mu.Unlock()
-	for _, c := range waiting {
-		close(c)
+	for _, pass := range waiting {
+		pass()
 	}
 	if len(waiting) > 0 {
 		time.Sleep(300 * time.Millisecond) // until they are committed
@@ -145,8 +155,10 @@ func (p *proxy) serve(client net.Conn) {
 			if p.held.on.Load() {
 				if m := delaySwap.FindSubmatch(b); m != nil {
 					p.held.swap(string(m[1]))
-				} else if m := delayInsert.FindSubmatch(b); m != nil {
-					p.held.insert(string(m[1]))
+				} else if _, soon := slotEnds(); soon {
+					if tables := delayInsert.FindAllSubmatch(b, -1); tables != nil {
+						p.held.insert(tables)
+					}
 				}
 			}
 			switch {

@@ -167,7 +167,7 @@ func newRig(t testing.TB, random *rand.Rand, dbDir string) *rig {
 	r.world = newWorld(t, r.dir)
 	config := fmt.Sprintf(`mysql: {dsn: "rig:rig@tcp(%s)/tidings"}
 queue: {lease: %v, send_timeout: 1500ms, settle_budget: 1s}
-delay: {slot: 10s, slots: 3, lead: 1s}
+delay: {slot: %v, slots: 3, lead: %v}
 log: {level: warn}
 shutdown: {grace: 2s}
 frequency: {verification: {all: ""}, marketing: {all: ""}}
@@ -180,7 +180,7 @@ providers:
   relay: {type: smtp, host: 127.0.0.1, port: %s, tls: none, from: a@example.com, breaker_open: 1s}
   log: {type: log, concurrency: 10}
 channels: {webhook: {providers: [hook]}, email: {providers: [relay]}, log: {providers: [log]}}
-`, r.proxy.Addr(), lease, r.world.mail(t))
+`, r.proxy.Addr(), lease, slot, lead, r.world.mail(t))
 	for i := range 2 {
 		n := &node{dir: filepath.Join(r.dir, fmt.Sprint("node", i)), address: freeAddress(t)}
 		if err := os.Mkdir(n.dir, 0o755); err != nil {
@@ -202,7 +202,11 @@ channels: {webhook: {providers: [hook]}, email: {providers: [relay]}, log: {prov
 	return r
 }
 
-const lease = 4 * time.Second
+const (
+	lease = 4 * time.Second
+	slot  = 10 * time.Second // of delay tables
+	lead  = time.Second      // scheduled messages are in their queue table so long before
+)
 
 func freeAddress(t testing.TB) string {
 	t.Helper()

@@ -219,4 +219,3 @@ func TestMaySend(t *testing.T) {
 	}
 	may("shop", false)
 }
-

@@ -20,9 +20,7 @@ func plan(t *testing.T, db *sql.DB, query string) (steps []string) {
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var (
-			id, kind, table, access, possible, key, length, ref, n, extra sql.NullString
-		)
+		var id, kind, table, access, possible, key, length, ref, n, extra sql.NullString
 		if err := rows.Scan(&id, &kind, &table, &access, &possible, &key, &length, &ref, &n, &extra); err != nil {
 			t.Fatal(err)
 		}

@@ -114,8 +114,10 @@ func TestSubmit(t *testing.T) {
 	}
 	accepted := []struct{ name, row, want string }{
 		{"least", `('default', 'log', 'ann', '{"text": "hi"}', DEFAULT, DEFAULT, DEFAULT, DEFAULT, NULL, NULL, NULL)`, "log ann t_msg_queue_middle notification submit-%d {\"text\":\"hi\"}"},
-		{"all", `('default', ' log , email', '{"email": "Ann <ann@example.com>", "log": "ann"}', '{"subject": "s", "text": "t"}', 'order-1', 'high', 'marketing', '', NULL, NULL, UTC_TIMESTAMP(3) + INTERVAL 1 HOUR)`,
-			"email \"Ann\" <ann@example.com> t_msg_queue_high marketing order-1"},
+		{
+			"all", `('default', ' log , email', '{"email": "Ann <ann@example.com>", "log": "ann"}', '{"subject": "s", "text": "t"}', 'order-1', 'high', 'marketing', '', NULL, NULL, UTC_TIMESTAMP(3) + INTERVAL 1 HOUR)`,
+			"email \"Ann\" <ann@example.com> t_msg_queue_high marketing order-1",
+		},
 		{"template", `('default', 'log', 'ann', NULL, 'order-2', '', '', 'paid', '{"name": "Ann"}', NULL, NULL)`, "log ann t_msg_queue_middle notification order-2"},
 		{"scheduled", `('default', 'log', 'ann', '{"text": "hi"}', 'order-3', '', '', '', NULL, UTC_TIMESTAMP(3) + INTERVAL 2 DAY, NULL)`, "log ann t_msg_delay_far notification order-3"},
 	}
@@ -247,7 +249,9 @@ func TestLockedSubmission(t *testing.T) {
 // What a limit refuses waits for its turn and says so; nobody has to insert it again.
 func TestSubmissionOverALimit(t *testing.T) {
 	t.Parallel()
-	d := open(t, func(string, msg.Category, msg.Channel) []window.Limit { return []window.Limit{{Num: 1, Unit: 2 * time.Second}} })
+	d := open(t, func(string, msg.Category, msg.Channel) []window.Limit {
+		return []window.Limit{{Num: 1, Unit: 2 * time.Second}}
+	})
 	first, second := d.exec(small), d.exec(small)
 	d.until(first, "accepted")
 	seen := false
