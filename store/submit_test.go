@@ -174,8 +174,10 @@ func TestDuty(t *testing.T) {
 		return mine
 	}
 	a, b := s.NewOwner(), s.NewOwner()
-	if !take(a) || !take(a) || take(b) {
-		t.Error("a duty is one's, and stays so")
+	for range 2 {
+		if !take(a) || take(b) {
+			t.Error("a duty is one's, and stays so")
+		}
 	}
 	if err := s.LeaveDuty(ctx, store.DutySubmit, b, ""); err != nil || take(b) {
 		t.Errorf("somebody else left it: %v", err)
