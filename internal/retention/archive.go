@@ -69,10 +69,20 @@ func parse(path string) (a Archive, ok bool) {
 	return Archive{Path: path, Table: m[1], Day: m[2], Rows: rows}, err == nil
 }
 
-// write archives a day, and proves that the file has as many rows as the day. What a crash leaves has another name.
+// write archives a day, and proves that the file has as many rows as the day. What a crash leaves has another name, and goes with the next try.
 func write(ctx context.Context, st *store.Store, dir, table, partition string) (a Archive, err error) {
 	day := strings.TrimPrefix(partition, "p")
-	f, err := os.CreateTemp(dir, "."+table+"."+day+".*.part")
+	parts := "." + table + "." + day + ".*.part"
+	left, err := filepath.Glob(filepath.Join(dir, parts))
+	if err != nil {
+		return a, err
+	}
+	for _, path := range left {
+		if err := os.Remove(path); err != nil {
+			return a, err
+		}
+	}
+	f, err := os.CreateTemp(dir, parts)
 	if err != nil {
 		return a, err
 	}

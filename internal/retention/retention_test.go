@@ -147,6 +147,9 @@ func TestNothingIsDroppedUnarchived(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(dir, ".t_msg_record.20200101.123.part"), []byte("a crash's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	tx, err := db.Begin()
 	if err != nil {
 		t.Fatal(err)
