@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -99,7 +100,7 @@ func write(ctx context.Context, st *store.Store, dir, table, partition string) (
 	if err := errors.Join(err, out.Flush(), zip.Close(), f.Sync()); err != nil {
 		return a, err
 	}
-	kept, err := countLines(f.Name())
+	kept, err := countRows(ctx, f.Name())
 	if err != nil {
 		return a, fmt.Errorf("read back %s: %w", f.Name(), err)
 	}
@@ -111,6 +112,11 @@ func write(ctx context.Context, st *store.Store, dir, table, partition string) (
 		return a, fmt.Errorf("the archive of %s of %s has %d rows, and the table %d", partition, table, kept, there)
 	}
 	path := filepath.Join(dir, fmt.Sprintf("%s.%s.%d.ndjson.gz", table, day, kept))
+	if _, err := os.Stat(path); err == nil { // archived before, and not dropped; or another database's
+		if err := sameLines(ctx, f.Name(), path); err != nil {
+			return a, fmt.Errorf("%s is there already, and is not an archive of these rows (%w): does another database use archive_dir?", path, err)
+		}
+	}
 	if err := os.Rename(f.Name(), path); err != nil {
 		return a, err
 	}
@@ -141,10 +147,7 @@ func writeRow(out *bufio.Writer, columns []string, values []any) error {
 }
 
 func writeValue(line *bytes.Buffer, name string, value any) error {
-	if text, ok := value.(string); ok && slices.Contains(jsonColumns, name) && (strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) {
-		if bytes.ContainsAny([]byte(text), "\r\n") { // by hand: a line is a row
-			return json.Compact(line, []byte(text))
-		}
+	if text, ok := value.(string); ok && slices.Contains(jsonColumns, name) && plain(text) {
 		line.WriteString(text)
 		return nil
 	}
@@ -156,16 +159,39 @@ func writeValue(line *bytes.Buffer, name string, value any) error {
 	return err
 }
 
-// countLines reads a whole archive: gzip's checksum is at its end.
-func countLines(path string) (n int64, err error) {
-	err = eachLine(path, func([]byte) error { n++; return nil })
+// plain tells whether a column's JSON may stand in a line as it is. Servers take some that is none to others, and line breaks.
+func plain(text string) bool {
+	return (strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[")) && !strings.ContainsAny(text, "\r\n") && json.Valid([]byte(text))
+}
+
+// countRows reads a whole archive as Restore does: each line must be a row, and gzip's checksum is at its end.
+func countRows(ctx context.Context, path string) (n int64, err error) {
+	err = eachLine(ctx, path, func(line []byte) error {
+		n++
+		_, _, err := readRow(line)
+		return err
+	})
 	return n, err
 }
 
-// mostLine bounds a row: params and content are a MiB at most, which attachments in base64 make a third larger.
-const mostLine = 16 << 20
+// sameLines tells whether two archives have the same rows.
+func sameLines(ctx context.Context, a, b string) error {
+	var sums [2][sha256.Size]byte
+	for i, path := range []string{a, b} {
+		h := sha256.New()
+		if err := eachLine(ctx, path, func(line []byte) error { h.Write(line); return nil }); err != nil { // a hash takes all it is given
+			return err
+		}
+		h.Sum(sums[i][:0])
+	}
+	if sums[0] != sums[1] {
+		return errors.New("other rows")
+	}
+	return nil
+}
 
-func eachLine(path string, each func([]byte) error) error {
+// eachLine reads an archive line by line, however long they are, until ctx ends.
+func eachLine(ctx context.Context, path string, each func([]byte) error) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -175,14 +201,21 @@ func eachLine(path string, each func([]byte) error) error {
 	if err != nil {
 		return err
 	}
-	lines := bufio.NewScanner(zip)
-	lines.Buffer(make([]byte, 1<<16), mostLine)
-	for lines.Scan() {
-		if err := each(lines.Bytes()); err != nil {
+	for lines := bufio.NewReaderSize(zip, 1<<16); ctx.Err() == nil; {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			if err := each(line); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return lines.Err()
+	return ctx.Err()
 }
 
 // Limits of a statement that brings rows back.
@@ -198,7 +231,7 @@ func Restore(ctx context.Context, st *store.Store, path, table string) (_ string
 	if !ok {
 		return "", 0, fmt.Errorf("%s is no archive: they are called t_msg_record.<day>.<rows>.ndjson.gz", path)
 	}
-	if lines, err := countLines(path); err != nil || lines != a.Rows { // before anything is made
+	if lines, err := countRows(ctx, path); err != nil || lines != a.Rows { // before anything is made
 		return "", 0, errors.Join(err, fmt.Errorf("%s has %d rows where its name says %d: it is damaged", path, lines, a.Rows))
 	}
 	if table == "" {
@@ -220,7 +253,7 @@ func Restore(ctx context.Context, st *store.Store, path, table string) (_ string
 		batch, size = batch[:0], 0
 		return err
 	}
-	err = eachLine(path, func(line []byte) error {
+	err = eachLine(ctx, path, func(line []byte) error {
 		names, values, err := readRow(line)
 		if err != nil {
 			return err

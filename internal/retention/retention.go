@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"time"
 
 	"tidings/store"
@@ -18,6 +17,8 @@ type Keeper struct {
 	Log   *slog.Logger
 	Ages
 	ArchiveDir string // where days go before they are dropped; empty: nowhere
+
+	archived map[string]int64 // days that this process has archived and could not drop yet, with their rows
 }
 
 // Ages say how long things are kept; 0: for ever.
@@ -93,13 +94,15 @@ func (k *Keeper) Keep(ctx context.Context) (failed error) {
 }
 
 func (k *Keeper) dropDays(ctx context.Context, table string, age time.Duration) error {
-	days, err := k.Store.OldDays(ctx, table, age)
+	days, failed := k.Store.OldDays(ctx, table, age)
 	for _, day := range days {
-		if err := k.dropDay(ctx, table, day); err != nil {
-			return err
+		err := k.dropDay(ctx, table, day)
+		failed = errors.Join(failed, err)
+		if errors.Is(err, store.ErrTableBusy) || ctx.Err() != nil {
+			break
 		}
 	}
-	return err
+	return failed
 }
 
 func (k *Keeper) dropDay(ctx context.Context, table, day string) error {
@@ -112,26 +115,28 @@ func (k *Keeper) dropDay(ctx context.Context, table, day string) error {
 	if err := k.Store.DropDay(ctx, table, day); err != nil {
 		return err
 	}
+	delete(k.archived, table+day)
 	k.Log.Info("dropped a day", "table", table, "day", day, "ms", time.Since(began).Milliseconds())
 	return nil
 }
 
-// archive writes a day's file, unless it is there already: the day could not be dropped the last time.
+// archive writes a day's file, unless this process has: the day could not be dropped then. What is only called like it is not believed.
 func (k *Keeper) archive(ctx context.Context, table, day string) error {
 	there, err := k.Store.CountDay(ctx, table, day)
 	if err != nil {
 		return err
 	}
-	archives, err := List(k.ArchiveDir)
-	if err != nil {
-		return err
-	}
-	if slices.ContainsFunc(archives, func(a Archive) bool { return a.Table == table && "p"+a.Day == day && a.Rows == there }) {
+	if rows, ok := k.archived[table+day]; ok && rows == there {
 		return nil
 	}
 	a, err := write(ctx, k.Store, k.ArchiveDir, table, day)
-	if err == nil {
-		k.Log.Info("archived a day", "table", table, "day", day, "rows", a.Rows, "file", a.Path)
+	if err != nil {
+		return err
 	}
-	return err
+	if k.archived == nil {
+		k.archived = map[string]int64{}
+	}
+	k.archived[table+day] = a.Rows
+	k.Log.Info("archived a day", "table", table, "day", day, "rows", a.Rows, "file", a.Path)
+	return nil
 }

@@ -1,6 +1,8 @@
 package retention_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"database/sql"
 	"fmt"
@@ -59,6 +61,7 @@ func number(t *testing.T, db *sql.DB, query string) (n int) {
 const awkward = `INSERT INTO t_msg_record (msg_id, channel, source_id, request_id, category, priority, receiver, params, content, last_error, attempt_limit, due_time, next_time, expire_time, create_time, modify_time, finish_time) VALUES
 	(18446744073709551615, 1, 'shop', 'quote " and \\ and \n', 'marketing', 'low', 'Änne <ä@example.com>', '{"a":  1.50, "b": "<&>\\u2028"}', NULL, '发送失败', 3, '2020-01-01 00:00:00.001', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01 23:59:59.999'),
 	(7, 2, 'shop', '', 'verification', 'high', '+8613800000000', NULL, '{"text": "line\\nbreak"}', '', 3, '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01 12:00:00'),
+	(8, 2, 'shop', '', 'verification', 'high', 'x', '{"a":\n1}', '{"a":1.}', '', 3, '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01 12:00:00'),
 	(7, 31, 'shop', '', 'verification', 'high', 'x', '[1, null, {}]', 'null', '', 3, '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01', '2020-01-01 12:00:00')`
 
 // What is too old leaves; the archive has all of it, and brings it back as it was.
@@ -93,11 +96,11 @@ func TestKeep(t *testing.T) {
 		t.Fatalf("%+v %v: want both days of both tables", archives, err)
 	}
 	a := archives[1]
-	if filepath.Base(a.Path) != "t_msg_record.20200101.2503.ndjson.gz" || a.Rows != 2503 || a.Bytes == 0 {
+	if filepath.Base(a.Path) != "t_msg_record.20200101.2504.ndjson.gz" || a.Rows != 2504 || a.Bytes == 0 {
 		t.Errorf("%+v", a)
 	}
 	name, rows, err := retention.Restore(context.Background(), s, a.Path, "")
-	if err != nil || name != "t_msg_record_20200101" || rows != 2503 {
+	if err != nil || name != "t_msg_record_20200101" || rows != 2504 {
 		t.Fatalf("%s %d %v", name, rows, err)
 	}
 	for _, pair := range [][2]string{{"t_before", name}, {name, "t_before"}} {
@@ -141,10 +144,23 @@ func TestNothingIsDroppedUnarchived(t *testing.T) {
 	run(t, db, awkward)
 	dir := filepath.Join(t.TempDir(), "archive")
 	k := &retention.Keeper{Store: s, Log: slog.New(slog.DiscardHandler), Ages: retention.Ages{Record: time.Hour}, ArchiveDir: dir}
-	if err := k.Keep(context.Background()); err == nil || number(t, db, "SELECT COUNT(*) FROM t_msg_record") != 3 {
+	if err := k.Keep(context.Background()); err == nil || number(t, db, "SELECT COUNT(*) FROM t_msg_record") != 4 {
 		t.Fatalf("there is no directory to write to: %v", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// A file that is called like the archive is none for that.
+	other := filepath.Join(dir, "t_msg_record.20200101.4.ndjson.gz")
+	for what, text := range map[string]string{"nothing": "x", "another database's": zipped(t, "{}\n{}\n{}\n{}\n")} {
+		if err := os.WriteFile(other, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Keep(context.Background()); err == nil || number(t, db, "SELECT COUNT(*) FROM t_msg_record") != 4 {
+			t.Fatalf("%s was taken for the archive: %v", what, err)
+		}
+	}
+	if err := os.Remove(other); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, ".t_msg_record.20200101.123.part"), []byte("a crash's"), 0o600); err != nil {
@@ -180,6 +196,19 @@ func TestNothingIsDroppedUnarchived(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) != 0 {
 		t.Errorf("left behind: %s", strings.Join(left, " "))
 	}
+}
+
+func zipped(t *testing.T, text string) string {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if _, err := w.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
 }
 
 // One process does it for all, and says what went wrong.
