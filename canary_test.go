@@ -185,7 +185,7 @@ func TestCanary(t *testing.T) {
 		t.Errorf("%d errors repeat what they are about", n)
 	}
 	set(t, view, "DELETE FROM t_msg_submit WHERE status = 'rejected'") // they keep what they say, to be mended
-	for range 60 { // past the frequency
+	for range 60 {                                                     // past the frequency
 		call("POST", "/api/messages", `{"channels":["email"],"to":"canary-receiver@example.com"`+said)
 	}
 	for _, id := range ids[len(ids)-2:] {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -165,6 +166,9 @@ var defaults = map[string]any{
 	"channels.webhook.providers":         []string{"webhook"},
 }
 
+// defaultDatabase is that of a DSN that names none.
+const defaultDatabase = "tidings"
+
 const (
 	envPrefix  = "TIDINGS"
 	configFile = "config.yaml"
@@ -253,6 +257,11 @@ func (c *Config) check() error {
 	}
 	if _, err := mysql.ParseDSN(c.MySQL.MigratorDSN); c.MySQL.MigratorDSN != "" && err != nil {
 		fault("mysql.migrator_dsn", "is not a DSN such as user:password@tcp(127.0.0.1:3306)/tidings")
+	}
+	if a, err := mysql.ParseDSN(c.MySQL.MigratorDSN); c.MySQL.MigratorDSN != "" && err == nil {
+		if b, err := mysql.ParseDSN(c.MySQL.DSN); err == nil && cmp.Or(a.DBName, defaultDatabase) != cmp.Or(b.DBName, defaultDatabase) {
+			fault("mysql.migrator_dsn", "must name the database of mysql.dsn")
+		}
 	}
 	if c.MySQL.MigratorDSN != "" && c.MySQL.DSN == "" {
 		fault("mysql.migrator_dsn", "goes with mysql.dsn: the private database has one account")

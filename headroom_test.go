@@ -1,8 +1,12 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/spf13/viper"
 
 	"tidings/store"
 )
@@ -38,6 +42,21 @@ func TestHeadroom(t *testing.T) {
 	}
 	if got := growthOf(nil, now).finding(time.Hour, 5e3); got.Detail != "it has 0 KB; 5 KB are free" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// What the migrator's account drops must be what the other has archived.
+func TestMigratorOfAnotherDatabase(t *testing.T) {
+	t.Parallel()
+	for migrator, ok := range map[string]bool{"m:x@tcp(db:3306)/shop": true, "m:x@tcp(db:3306)/": false, "m:x@tcp(db:3306)/other": false} {
+		v := viper.New()
+		path := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(path, []byte("mysql: {dsn: \"u:x@tcp(db:3306)/shop\", migrator_dsn: \""+migrator+"\"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := loadConfig(v, path); (err == nil) != ok {
+			t.Errorf("%s: %v", migrator, err)
+		}
 	}
 }
 

@@ -412,7 +412,7 @@ CREATE TABLE IF NOT EXISTS t_attempt_hour (
   attempts         BIGINT UNSIGNED   NOT NULL COMMENT 'how many',
   latency_ms       BIGINT UNSIGNED   NOT NULL COMMENT 'their latencies, added up, ms',
   PRIMARY KEY (hour, node, provider, channel, outcome)
-) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='attempts that did not end in success, by hour: its sum is the number of rows of t_msg_attempt';
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='attempts that did not end in success, by hour: written in the transaction that logs them in t_msg_attempt';
 
 CREATE TABLE IF NOT EXISTS t_alarm (
   level            ENUM('now','daily') NOT NULL COMMENT 'now: people are told at once; daily: in the digest',

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"database/sql"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -127,6 +128,16 @@ func TestSubmitUnderKills(t *testing.T) {
 		want, services*transactions, open, len(kills), got, twice, posts, slowest.Round(time.Millisecond), longest)
 }
 
+// views is how many views the server has made.
+func views(t *testing.T, db *sql.DB) (n int) {
+	t.Helper()
+	var name string
+	if err := db.QueryRow("SHOW GLOBAL STATUS LIKE 'Com_create_view'").Scan(&name, &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // The program works with the rights of deploy/grants.sql and no others: the account of every day makes no table, and services cannot read.
 func TestGrants(t *testing.T) {
 	t.Parallel()
@@ -192,7 +203,11 @@ func TestGrants(t *testing.T) {
 		t.Error("a reader may pause lanes")
 	}
 	await(t, "all to be sent", 40*time.Second, func() bool { return count(t, view, "t_msg_record WHERE status = 3") == 2 })
+	made := views(t, root)
 	await(t, "a slot to be turned over", 40*time.Second, func() bool { return count(t, view, "t_delay_slot WHERE truncate_time IS NOT NULL") > 0 })
+	if again := views(t, root); again != made {
+		t.Errorf("views were made anew %d times, with the same tables", again-made)
+	}
 	if text := p.log.String(); strings.Contains(text, "denied") {
 		t.Errorf("rights are missing:\n%s", text)
 	}

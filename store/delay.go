@@ -201,7 +201,8 @@ const (
 		`AND t.batch_id = b.batch_id AND t.source_id = b.source_id%s GROUP BY b.source_id, b.batch_id, b.create_time, t.status`
 )
 
-// delayViews are the statements that make the views of the delay tables anew, and that which counts batches there and elsewhere.
+// delayViews are the statements that make the views of the delay tables anew, and that which counts batches there and elsewhere. v_delay is
+// the last: by it is seen whether they are as they should be.
 func delayViews(tables []string) []string {
 	var tasks, hours, batches []string
 	for _, l := range msg.Lanes {
@@ -218,10 +219,10 @@ func delayViews(tables []string) []string {
 		sums += fmt.Sprintf(", SUM(IF(status = %d, tasks, 0)) AS `%s`", state, state)
 	}
 	return []string{
-		"CREATE /* tidings:delay-view */ OR REPLACE SQL SECURITY INVOKER VIEW v_delay AS " + strings.Join(tasks, " UNION ALL "),
 		"CREATE /* tidings:delay-view-hours */ OR REPLACE SQL SECURITY INVOKER VIEW v_scheduled_by_hour AS SELECT due_hour, SUM(tasks) AS tasks FROM (" +
 			strings.Join(hours, " UNION ALL ") + ") AS tables_by_hour GROUP BY due_hour",
 		"CREATE /* tidings:delay-view-batches */ OR REPLACE SQL SECURITY INVOKER VIEW v_batch AS SELECT source_id, batch_id, create_time, SUM(tasks) AS tasks" + sums + " FROM (" +
 			strings.Join(batches, " UNION ALL ") + ") AS counted GROUP BY source_id, batch_id, create_time",
+		"CREATE /* tidings:delay-view */ OR REPLACE SQL SECURITY INVOKER VIEW v_delay AS " + strings.Join(tasks, " UNION ALL "),
 	}
 }

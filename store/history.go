@@ -37,7 +37,9 @@ const (
 	sqlRestored      = "SELECT /* tidings:restore-count */ COUNT(*) FROM %s"
 	sqlPurgeStats    = `DELETE /* tidings:purge-stats */ FROM t_stat_hour WHERE hour < UTC_TIMESTAMP(3) - INTERVAL ? SECOND ORDER BY hour LIMIT ?`
 	sqlPurgeAttempts = `DELETE /* tidings:purge-attempt-stats */ FROM t_attempt_hour WHERE hour < UTC_TIMESTAMP(3) - INTERVAL ? SECOND ORDER BY hour LIMIT ?`
-	sqlPurgeBatches  = `DELETE /* tidings:purge-batches */ FROM t_batch WHERE last_msg_id < ? AND create_time < UTC_TIMESTAMP(3) - INTERVAL ? SECOND LIMIT ?`
+	sqlOldBatches    = `SELECT /* tidings:batches-old */ source_id, batch_id, first_msg_id, last_msg_id, create_time FROM t_batch
+		WHERE last_msg_id < ? AND (source_id > ? OR (source_id = ? AND batch_id > ?)) ORDER BY source_id, batch_id LIMIT ?`
+	sqlPurgeBatch = `DELETE /* tidings:purge-batch */ FROM t_batch WHERE source_id = ? AND batch_id = ? AND last_msg_id = ?`
 
 	historyPage = 2000 // rows that are read in one statement: what is read for long keeps undo from being purged
 )
@@ -184,9 +186,34 @@ func (s *Store) PurgeStats(ctx context.Context, age time.Duration) (purged int64
 	return purged, nil
 }
 
-// PurgeBatches forgets batches all of whose messages were accepted longer ago than an age.
+// PurgeBatches forgets batches whose messages were accepted longer ago than an age and have left without a trace: neither waits, nor is
+// any a dead letter or in the record.
 func (s *Store) PurgeBatches(ctx context.Context, age time.Duration) (purged int64, err error) {
-	return s.purge(ctx, sqlPurgeBatches, id.First(s.Now().Add(-age)), int64(age.Seconds()))
+	const page = 500
+	before := id.First(s.Now().Add(-age))
+	for last := (Campaign{}); ; {
+		var old []Campaign
+		if err := s.db.SelectContext(ctx, &old, sqlOldBatches, before, last.SourceID, last.SourceID, last.BatchID, page); err != nil {
+			return purged, public(err)
+		}
+		for _, c := range old {
+			_, counts, err := s.Campaign(ctx, c.SourceID, c.BatchID)
+			if err != nil && !errors.Is(err, ErrNotFound) {
+				return purged, err
+			}
+			if len(counts) > 0 || err != nil {
+				continue
+			}
+			n, err := affected(s.db.ExecContext(ctx, sqlPurgeBatch, c.SourceID, c.BatchID, c.Last))
+			if purged += int64(n); err != nil {
+				return purged, public(err)
+			}
+		}
+		if len(old) < page {
+			return purged, nil
+		}
+		last = old[page-1]
+	}
 }
 
 // MakeRestoreTable makes an empty table with the columns of a history table, for rows that come back from an archive. ErrExists.

@@ -148,6 +148,13 @@ func TestPurgeOfFigures(t *testing.T) {
 	if n, err := s.PurgeStats(ctx, 5*24*time.Hour+time.Hour); n != 10 || err != nil {
 		t.Errorf("purged %d %v", n, err)
 	}
+	// What waits keeps its batch, however long ago it was accepted.
+	m := scheduled(s, "", 300*24*time.Hour)
+	m.BatchID = "new"
+	id := enqueue(t, s, m).MsgID
+	run(t, db, "UPDATE t_msg_delay_far SET msg_id = 5, source_id = 'shop' WHERE msg_id = ?", id)
+	run(t, db, "UPDATE t_batch SET last_msg_id = 9 WHERE batch_id = 'new' AND source_id = 'shop'")
+	run(t, db, "DELETE FROM t_batch WHERE source_id = 'default'")
 	if n, err := s.PurgeBatches(ctx, 8*24*time.Hour); n != 1 || err != nil || count(t, db, "SELECT COUNT(*) FROM t_batch WHERE batch_id = 'new'") != 1 {
 		t.Errorf("purged %d batches: %v", n, err)
 	}

@@ -87,6 +87,8 @@ type Store struct {
 	sabotage func([]string) []string // a test's way to make a packet fail at any statement
 }
 
+const sqlOwnNode = "SELECT /* tidings:node-own */ COUNT(*) FROM t_node WHERE holder = ?"
+
 const (
 	// Seconds: innodb_lock_wait_timeout of every session, and of those for packets: what waits in one holds others up.
 	lockWait       = 2
@@ -109,6 +111,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if err := s.takeNode(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("take a node number: %w", err), s.closePools())
+	}
+	if err := s.sameDatabase(ctx); err != nil {
+		return nil, errors.Join(err, s.releaseNode(ctx), s.closePools())
 	}
 	s.callers.load, s.limits.quotas.load, s.ring.load = s.loadCallers, s.loadQuotas, s.loadRing
 	if err := errors.Join(s.callers.refresh(ctx), s.limits.quotas.refresh(ctx), s.ring.refresh(ctx)); err != nil { // copies are there from the first request on
@@ -205,6 +210,18 @@ func openDDL(cfg Config) (*sql.DB, error) {
 	pool.SetMaxIdleConns(1)
 	pool.SetConnMaxIdleTime(time.Minute)
 	return pool, nil
+}
+
+// sameDatabase makes sure that the migrator's account sees this process's lease: what it drops must be what has been archived.
+func (s *Store) sameDatabase(ctx context.Context) error {
+	var found int
+	if err := s.ddl.QueryRowContext(ctx, sqlOwnNode, s.node.holder).Scan(&found); err != nil {
+		return fmt.Errorf("mysql.migrator_dsn: %w", public(err))
+	}
+	if found == 0 {
+		return errors.New("mysql.migrator_dsn leads to another database than mysql.dsn")
+	}
+	return nil
 }
 
 // Close flushes what callers wait for, gives the node number back and closes the pool. Nothing may use the store after it.

@@ -122,6 +122,19 @@ func TestSubmissionsAreAnswered(t *testing.T) {
 	if got := text(t, db, "SELECT GROUP_CONCAT(CONCAT_WS(' ', status, error, msg_id) ORDER BY submit_id SEPARATOR ', ') FROM t_msg_submit"); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
+	// What is not new any more is changed by nobody who comes late.
+	for _, do := range []func() error{
+		func() error { return s.RejectSubmission(ctx, 3, "late") },
+		func() error { return s.PostponeSubmission(ctx, 3, "late", time.Hour) },
+		func() error { return s.KnownSubmission(ctx, 1, 78) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := text(t, db, "SELECT GROUP_CONCAT(CONCAT_WS(' ', status, error, msg_id) ORDER BY submit_id SEPARATOR ', ') FROM t_msg_submit"); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
 	if left := submitted(t, s); len(left) != 0 {
 		t.Errorf("%d are to be taken", len(left))
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -79,15 +80,16 @@ func pause(ctx context.Context, d time.Duration) {
 // pass takes what there is, once through, as long as the duty is ours. looked is what the look from the beginning took.
 func (in *Intake) pass(ctx context.Context, until time.Time) (taken int, looked time.Duration, err error) {
 	began := time.Now()
+	maps.DeleteFunc(in.busy, func(_ uint64, until time.Time) bool { return began.After(until) })
 	page, err := in.Store.Submitted(ctx, store.SubmitPlace{})
 	looked = time.Since(began)
 	for err == nil && ctx.Err() == nil && time.Now().Before(until) {
+		n, err := in.take(ctx, page.List)
 		for _, id := range page.TooLarge {
-			if err := in.reject(ctx, id, fmt.Sprintf("params and content have more than %d bytes", store.MaxSubmission)); err != nil {
-				return taken, looked, err
+			if !in.isBusy(id) {
+				err = errors.Join(err, in.reject(ctx, id, fmt.Sprintf("params and content have more than %d bytes", store.MaxSubmission)))
 			}
 		}
-		n, err := in.take(ctx, page.List)
 		if taken += n + len(page.TooLarge); err != nil || !page.More {
 			return taken, looked, err
 		}
@@ -105,32 +107,58 @@ func (in *Intake) take(ctx context.Context, list []store.Submission) (taken int,
 		messages []store.Message
 		ids      []uint64
 	)
+	faults := map[uint64]fault{}
 	for i := range list {
 		row := &list[i]
-		if time.Now().Before(in.busy[row.ID]) {
+		if in.isBusy(row.ID) {
 			continue
 		}
-		delete(in.busy, row.ID)
-		m, why, err := in.check(ctx, row)
-		if err == nil && why != "" {
-			err = in.reject(ctx, row.ID, why)
-		}
+		m, wrong, err := in.check(ctx, row)
 		if err != nil {
 			return taken, err
 		}
 		if taken++; m != nil {
 			messages, ids = append(messages, *m), append(ids, row.ID)
+		} else {
+			faults[row.ID] = wrong
 		}
 	}
-	if len(messages) == 0 {
-		return taken, nil
+	if len(messages) > 0 {
+		results, errs := in.Store.EnqueueBatch(ctx, messages)
+		for i, id := range ids {
+			failed = errors.Join(failed, in.settle(ctx, id, results[i], errs[i]))
+		}
 	}
-	results, errs := in.Store.EnqueueBatch(ctx, messages)
-	for i, id := range ids {
-		failed = errors.Join(failed, in.settle(ctx, id, results[i], errs[i]))
+	for id, wrong := range faults { // last: one of them may be locked
+		if wrong.perhaps {
+			failed = errors.Join(failed, in.postpone(ctx, id, wrong.why, leastWait))
+		} else {
+			failed = errors.Join(failed, in.reject(ctx, id, wrong.why))
+		}
 	}
 	return taken, failed
 }
+
+// isBusy tells whether a row was found locked a moment ago.
+func (in *Intake) isBusy(id uint64) bool { return time.Now().Before(in.busy[id]) }
+
+// written is the answer to a change of a row: where somebody has it locked, it is left for later.
+func (in *Intake) written(id uint64, err error) error {
+	if errors.Is(err, store.ErrBusy) {
+		in.busy[id] = time.Now().Add(busyFor)
+		return nil
+	}
+	return err
+}
+
+// fault is what is wrong with a submission. perhaps: a copy of what it names may be too old to know it.
+type fault struct {
+	why     string
+	perhaps bool
+}
+
+// copies is how old what is known of callers and templates may be.
+const copies = 2 * time.Second
 
 // settle writes back what the transaction of a message did not: that there was none.
 func (in *Intake) settle(ctx context.Context, id uint64, accepted store.Accepted, err error) error {
@@ -138,62 +166,67 @@ func (in *Intake) settle(ctx context.Context, id uint64, accepted store.Accepted
 	switch {
 	case err == nil && accepted.Duplicate:
 		in.Metrics.Submitted("duplicate")
-		return in.Store.KnownSubmission(ctx, id, accepted.MsgID)
+		return in.written(id, in.Store.KnownSubmission(ctx, id, accepted.MsgID))
 	case err == nil:
 		in.Metrics.Submitted("accepted")
 		in.Log.Debug("accepted", "msg_id", fmt.Sprint(accepted.MsgID), "submit_id", id)
 		return nil
 	case errors.As(err, &limit):
-		in.Metrics.Submitted("postponed")
-		return in.Store.PostponeSubmission(ctx, id, err.Error(), min(max(limit.Wait, leastWait), mostWait))
+		return in.postpone(ctx, id, err.Error(), min(max(limit.Wait, leastWait), mostWait))
 	case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrTooLarge):
 		return in.reject(ctx, id, err.Error())
 	case errors.Is(err, store.ErrTaken):
 		return nil
 	case errors.Is(err, store.ErrBusy):
-		in.busy[id] = time.Now().Add(busyFor)
-		return nil
+		return in.written(id, err)
 	case errors.Is(err, store.ErrUnavailable):
 		return err // the next look meets it again
 	}
 	// A row that the database does not take, and never will. Others must not wait for it.
 	in.Log.Error("a submission cannot be stored", "submit_id", id, "err", err)
+	return in.postpone(ctx, id, "it cannot be stored: see the log", mostWait)
+}
+
+func (in *Intake) postpone(ctx context.Context, id uint64, why string, wait time.Duration) error {
 	in.Metrics.Submitted("postponed")
-	return in.Store.PostponeSubmission(ctx, id, "it cannot be stored: see the log", mostWait)
+	return in.written(id, in.Store.PostponeSubmission(ctx, id, why, wait))
 }
 
 func (in *Intake) reject(ctx context.Context, id uint64, why string) error {
 	in.Metrics.Submitted("rejected")
 	in.Log.Debug("a submission is rejected: t_msg_submit.error says why", "submit_id", id)
-	return in.Store.RejectSubmission(ctx, id, why)
+	return in.written(id, in.Store.RejectSubmission(ctx, id, why))
 }
 
 // check makes a message of a submission, or says why it is none.
-func (in *Intake) check(ctx context.Context, row *store.Submission) (m *store.Message, why string, err error) {
+func (in *Intake) check(ctx context.Context, row *store.Submission) (m *store.Message, wrong fault, err error) {
+	fresh := in.Store.Now().Sub(row.Created) < copies
 	ok, err := in.Store.MaySend(ctx, row.SourceID)
 	if err != nil {
-		return nil, "", err
+		return nil, wrong, err
 	}
 	if !ok {
-		return nil, "source_id is no caller that is registered and enabled (tidings key list); while none is, it is " + store.DefaultSource, nil
+		return nil, fault{"source_id is no caller that is registered and enabled (tidings key list); while none is, it is " + store.DefaultSource, fresh}, nil
 	}
 	r, why := request(row)
 	if why != "" {
-		return nil, why, nil
+		return nil, fault{why: why}, nil
 	}
 	checked, err := in.Admit.Check(ctx, row.SourceID, r)
 	if err != nil {
-		return nil, "", err
+		return nil, wrong, err
 	}
 	if len(checked.Problems) > 0 {
 		var words []string
 		for _, p := range checked.Problems {
 			words = append(words, column(p.Field)+" "+p.Message)
+			wrong.perhaps = wrong.perhaps || (fresh && row.TemplateID != "")
 		}
-		return nil, strings.Join(words, "; "), nil
+		wrong.why = strings.Join(words, "; ")
+		return nil, wrong, nil
 	}
 	checked.Message.SubmitID = row.ID
-	return checked.Message, "", nil
+	return checked.Message, wrong, nil
 }
 
 // column is what a field of a request is called here.

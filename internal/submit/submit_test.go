@@ -218,6 +218,29 @@ func TestSubmitBesideOpenTransactions(t *testing.T) {
 	}
 }
 
+// So does one that is to be rejected.
+func TestLockedBadSubmission(t *testing.T) {
+	t.Parallel()
+	d := open(t, nil)
+	tx, err := d.db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	bad := d.exec(strings.Replace(strings.Replace(small, "content)", "content, next_time)", 1), `'{"text": "hi"}'`, `'{"txet": "hi"}', UTC_TIMESTAMP(3) + INTERVAL 1 SECOND`, 1))
+	var n int
+	if err := tx.QueryRow("SELECT submit_id FROM t_msg_submit WHERE submit_id = ? FOR UPDATE", bad).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); {
+		d.until(d.exec(small), "accepted")
+	}
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	d.until(bad, "rejected")
+}
+
 // A row that somebody has locked holds up itself.
 func TestLockedSubmission(t *testing.T) {
 	t.Parallel()

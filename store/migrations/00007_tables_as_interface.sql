@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS t_attempt_hour (
   attempts         BIGINT UNSIGNED   NOT NULL COMMENT 'how many',
   latency_ms       BIGINT UNSIGNED   NOT NULL COMMENT 'their latencies, added up, ms',
   PRIMARY KEY (hour, node, provider, channel, outcome)
-) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='attempts that did not end in success, by hour: its sum is the number of rows of t_msg_attempt';
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='attempts that did not end in success, by hour: written in the transaction that logs them in t_msg_attempt';
 
 -- Figures by provider and by day, once, however often this is run.
 SET @tidings_ddl = IF((SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 't_stat_hour' AND column_name = 'provider') = 0,
