@@ -1,11 +1,13 @@
 package store_test
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tidings/internal/testdb"
 	"tidings/store"
@@ -158,5 +160,34 @@ func TestViews(t *testing.T) {
 	one("900 left serve; 901 gone command", "SELECT CONCAT_WS(' ', node, status, role) AS line FROM v_nodes WHERE node >= 900")
 	if n := count(t, db, "SELECT COUNT(*) FROM v_nodes WHERE status = 'alive' AND role = 'serve'"); n != 1 {
 		t.Errorf("%d nodes are alive", n)
+	}
+}
+
+// The version before makes v_delay in numbers, and may do so beside this one: the next turn of the ring makes it in words again.
+func TestViewOfTheVersionBefore(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s, db := ringOf(t, store.Config{DSN: dsn})
+	id := enqueue(t, s, scheduled(s, "", 24*time.Hour)).MsgID
+	var old []string
+	for _, table := range []string{"t_msg_delay_far", "t_msg_delay_1_0", "t_msg_delay_2_0", "t_msg_delay_3_0", "t_msg_delay_4_0"} {
+		old = append(old, viewOf(table))
+	}
+	run(t, db, "CREATE OR REPLACE VIEW v_delay AS "+strings.Join(old, " UNION ALL "))
+	if got := text(t, db, "SELECT status FROM v_message WHERE msg_id = ?", id); got == "scheduled" {
+		t.Fatal("the view is in words already: the test shows nothing")
+	}
+	tend(t, testdb.Open(t, store.Config{DSN: dsn}))
+	if got := text(t, db, "SELECT status FROM v_message WHERE msg_id = ?", id); got != "scheduled" {
+		t.Errorf("the message is %s", got)
+	}
+}
+
+// An account that changes the tables of another database is refused before it does.
+func TestMigratorElsewhere(t *testing.T) {
+	t.Parallel()
+	if s, err := store.Open(context.Background(), store.Config{DSN: testdb.New(t), MigratorDSN: testdb.New(t)}); err == nil {
+		s.Close()
+		t.Error("opened")
 	}
 }
