@@ -27,6 +27,9 @@ func manCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "man", "directory to write to")
+	cmd.Flags().StringVar(&dir, "dir", "", "directory to write to")
+	if err := cmd.MarkFlagRequired("dir"); err != nil {
+		panic(err) // the flag was made one line above
+	}
 	return cmd
 }

@@ -221,7 +221,13 @@ func (l *look) table(out io.Writer, before *look) error {
 // lines are for logs and pipes: one a lane and channel, and one for all.
 func (l *look) lines(out io.Writer, before *look) error {
 	when := l.when.UTC().Format(time.RFC3339)
-	_, err := fmt.Fprintf(out, "%s processes=%d dead=%d scheduled_late=%s sent=%q\n", when, l.nodes, l.dead(), l.lag.Round(time.Second), l.rates(before))
+	var paused []string
+	for _, lane := range msg.Lanes {
+		if _, ok := l.paused[lane.String()]; ok {
+			paused = append(paused, lane.String())
+		}
+	}
+	_, err := fmt.Fprintf(out, "%s processes=%d dead=%d scheduled_late=%s paused=%q sent=%q\n", when, l.nodes, l.dead(), l.lag.Round(time.Second), strings.Join(paused, ","), l.rates(before))
 	for _, r := range l.rows() {
 		if err != nil {
 			return err

@@ -282,6 +282,9 @@ func (c *Config) check() error {
 			c.Queue.Lease, c.Queue.SendTimeout, c.Queue.SettleBudget)
 	}
 	c.checkDelay(fault)
+	if info, err := os.Stat(c.ArchiveDir); c.ArchiveDir != "" && err == nil && !info.IsDir() {
+		fault("archive_dir", "is no directory")
+	}
 	if _, err := c.ages(); err != nil {
 		errs = append(errs, err)
 	}

@@ -141,6 +141,12 @@ func TestHandEdits(t *testing.T) {
 	id = dead()
 	edit("Send a dead letter again", 0, id)
 	becomes(id, "success")
+	id = waiting("middle") // which is no dead letter: nothing happens to it
+	edit("Send a dead letter again", 0, id)
+	edit("Give a dead letter up", 0, id)
+	if n := count(t, view, "t_msg_queue_middle WHERE msg_id = ? AND status = 0 AND attempt_limit = 5 AND next_time > UTC_TIMESTAMP(3)", id); n != 1 {
+		t.Error("a task that was no dead letter was changed")
+	}
 	id = dead()
 	edit("Give a dead letter up", 0, id)
 	becomes(id, "failed")

@@ -89,7 +89,7 @@ func TestTop(t *testing.T) {
 		t.Errorf("interrupted: %v", err)
 	}
 	text := lines.String()
-	if strings.Contains(text, "\x1b") || !regexp.MustCompile(`(?m)^\S+Z processes=1 dead=0 scheduled_late=0s sent="log \d+/s"$`).MatchString(text) ||
+	if strings.Contains(text, "\x1b") || !regexp.MustCompile(`(?m)^\S+Z processes=1 dead=0 scheduled_late=0s paused="low" sent="log \d+/s"$`).MatchString(text) ||
 		!regexp.MustCompile(`(?m)^\S+Z lane=low channel=log ready=1 waiting=0 sending=0 unknown=0 oldest=\S+$`).MatchString(text) {
 		t.Error(text)
 	}

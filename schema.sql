@@ -456,7 +456,8 @@ CREATE TABLE IF NOT EXISTS t_msg_submit (
   create_time      DATETIME(3)       NOT NULL DEFAULT (UTC_TIMESTAMP(3)) COMMENT 'when it was inserted (UTC)',
   next_time        DATETIME(3)       NOT NULL DEFAULT '1000-01-01 00:00:00.000' COMMENT 'new: not tried before; else: since when it has been accepted or rejected (UTC)',
   PRIMARY KEY (submit_id),
-  KEY idx_status (status, next_time)
+  KEY idx_status (status, next_time),
+  KEY idx_request (source_id, request_id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='requests by SQL: an outbox in the caller''s own transaction';
 
 -- What one process does for all.

@@ -208,6 +208,16 @@ func TestGrants(t *testing.T) {
 	if again := views(t, root); again != made {
 		t.Errorf("views were made anew %d times, with the same tables", again-made)
 	}
+	if out, _ := command(t, dir, "doctor"); strings.Contains(out, "rights to change tables") {
+		t.Errorf("with both accounts:\n%s", out)
+	}
+	alone := worldDir(t)
+	if err := os.WriteFile(filepath.Join(alone, "config.yaml"), []byte("mysql: {dsn: \""+account("runtime")+"\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := command(t, alone, "doctor"); err == nil || !strings.Contains(out, "WRONG  rights to change tables") {
+		t.Errorf("with the everyday account alone: %v\n%s", err, out)
+	}
 	if text := p.log.String(); strings.Contains(text, "denied") {
 		t.Errorf("rights are missing:\n%s", text)
 	}

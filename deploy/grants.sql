@@ -1,10 +1,13 @@
--- Roles for a server of your own, MySQL 8 or MariaDB 10.6 and later. Run as an administrator after `tidings migrate`, with the database's name
--- in the place of `tidings`; run it again after an upgrade. Then make accounts, and give them their role:
+-- Roles for a server of your own, MySQL 8 or MariaDB 10.6 and later, with the database's name in the place of `tidings`. As an administrator:
+-- make the database (CREATE DATABASE tidings CHARACTER SET utf8mb4 COLLATE utf8mb4_bin), run this file (its last statement needs the tables: it fails
+-- the first time), make an account for each role that you use,
 --
 --   CREATE USER 'tidings'@'10.0.0.%' IDENTIFIED BY '…';
---   GRANT tidings_runtime TO 'tidings'@'10.0.0.%';
+--   GRANT tidings_runtime TO 'tidings'@'10.0.0.%';               -- and another with tidings_migrator, …
 --   SET DEFAULT ROLE tidings_runtime FOR 'tidings'@'10.0.0.%';   -- MariaDB
 --   SET DEFAULT ROLE tidings_runtime TO 'tidings'@'10.0.0.%';    -- MySQL
+--
+-- start Tidings with both as mysql.dsn and mysql.migrator_dsn, which makes the tables, and run this file again.
 
 -- What the program does all day (mysql.dsn). It cannot make, change or drop a table.
 CREATE ROLE IF NOT EXISTS tidings_runtime;

@@ -134,6 +134,10 @@ func (s *Store) queueFindings(ctx context.Context, now time.Time) (f []Finding, 
 	for _, a := range alarms {
 		f = append(f, Finding{Risky, "alarms of level " + a.Level, "not delivered: " + a.Error})
 	}
+	more, err := s.controlFindings(ctx)
+	if f = append(f, more...); err != nil {
+		return f, err
+	}
 	waiting, err := s.Survey(ctx)
 	if err != nil {
 		return f, err
@@ -148,6 +152,32 @@ func (s *Store) queueFindings(ctx context.Context, now time.Time) (f []Finding, 
 	f = append(f, judge(oldest < time.Minute, Risky, "oldest task that is due", oldest.String(), "the queue is behind: is a provider slow, or a channel without one?"))
 	scheduled, err := s.delayFindings(ctx, now)
 	return append(f, scheduled...), err
+}
+
+// controlFindings tells what is paused, and whether tables can be changed: what only they see who may change a view is asked for.
+func (s *Store) controlFindings(ctx context.Context) (f []Finding, err error) {
+	var text string
+	if err := s.ddl.QueryRowContext(ctx, sqlViewText).Scan(&text); err != nil {
+		return nil, public(err)
+	}
+	if text == "" {
+		f = append(f, Finding{Wrong, "rights to change tables", "the account has not those of tidings_migrator (deploy/grants.sql): days of the history and delay tables are not made; set mysql.migrator_dsn"})
+	}
+	c, err := s.Control(ctx)
+	if err != nil {
+		return f, err
+	}
+	for _, l := range c.Lanes {
+		if l.Paused {
+			f = append(f, Finding{Risky, "lane " + l.Name, fmt.Sprintf("paused by %s: %s; tidings lane resume %s", l.By, l.Reason, l.Name)})
+		}
+	}
+	for _, p := range c.Providers {
+		if p.Paused {
+			f = append(f, Finding{Risky, "provider " + p.Provider, fmt.Sprintf("paused by %s: %s; tidings provider resume %s", p.By, p.Reason, p.Provider)})
+		}
+	}
+	return f, nil
 }
 
 func (s *Store) delayFindings(ctx context.Context, now time.Time) (f []Finding, err error) {

@@ -154,6 +154,9 @@ func writeValue(line *bytes.Buffer, name string, value any) error {
 	if at, ok := value.(time.Time); ok {
 		value = at.UTC().Format(timeForm)
 	}
+	if name == "msg_id" { // as everywhere in JSON: many readers of it know numbers up to 2^53 only
+		value = fmt.Sprint(value)
+	}
 	text, err := json.Marshal(value)
 	line.Write(text)
 	return err
@@ -231,8 +234,12 @@ func Restore(ctx context.Context, st *store.Store, path, table string) (_ string
 	if !ok {
 		return "", 0, fmt.Errorf("%s is no archive: they are called t_msg_record.<day>.<rows>.ndjson.gz", path)
 	}
-	if lines, err := countRows(ctx, path); err != nil || lines != a.Rows { // before anything is made
-		return "", 0, errors.Join(err, fmt.Errorf("%s has %d rows where its name says %d: it is damaged", path, lines, a.Rows))
+	lines, err := countRows(ctx, path) // before anything is made
+	if err != nil {
+		return "", 0, fmt.Errorf("read %s: %w", path, err)
+	}
+	if lines != a.Rows {
+		return "", 0, fmt.Errorf("%s has %d rows where its name says %d: it is damaged", path, lines, a.Rows)
 	}
 	if table == "" {
 		table = a.Table + "_" + a.Day

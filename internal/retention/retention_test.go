@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -98,6 +99,9 @@ func TestKeep(t *testing.T) {
 	a := archives[1]
 	if filepath.Base(a.Path) != "t_msg_record.20200101.2504.ndjson.gz" || a.Rows != 2504 || a.Bytes == 0 {
 		t.Errorf("%+v", a)
+	}
+	if lines := unzipped(t, a.Path); !strings.Contains(lines, `{"msg_id":"18446744073709551615","channel":1,"source_id":"shop",`) {
+		t.Errorf("%.300s", lines)
 	}
 	name, rows, err := retention.Restore(context.Background(), s, a.Path, "")
 	if err != nil || name != "t_msg_record_20200101" || rows != 2504 {
@@ -196,6 +200,24 @@ func TestNothingIsDroppedUnarchived(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) != 0 {
 		t.Errorf("left behind: %s", strings.Join(left, " "))
 	}
+}
+
+func unzipped(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func zipped(t *testing.T, text string) string {
