@@ -344,13 +344,13 @@ func TestRotationByTheStalled(t *testing.T) {
 			other, db := ringOf(t, store.Config{DSN: dsn})
 			end(t, db, 1)
 			woken := make(chan struct{})
-			var stopped, done sync.WaitGroup
+			var done sync.WaitGroup
 			for range 2 {
 				var once sync.Once
-				stopped.Add(1)
+				stopped := make(chan struct{})
 				stalled := testdb.Open(t, store.Config{DSN: dsn, Observe: func(statement string) {
 					if stepIn(statement) == step {
-						once.Do(func() { stopped.Done(); <-woken })
+						once.Do(func() { close(stopped); <-woken })
 					}
 				}})
 				run(t, db, "UPDATE t_delay_slot SET lease_end = '1000-01-01' WHERE slot = 0")
@@ -359,11 +359,16 @@ func TestRotationByTheStalled(t *testing.T) {
 						t.Errorf("the stalled one: %v", err)
 					}
 				})
+				select { // the next must not find the ring taken by one that has only begun
+				case <-stopped:
+				case <-time.After(time.Minute):
+					close(woken)
+					t.Fatal("it does not come to the step")
+				}
 				if step == "slot-reopen" || step == "ring-release" {
 					break // the first holds no more than a row's update back: the second finds nothing to do
 				}
 			}
-			stopped.Wait()
 			var ids []uint64
 			for range 2 { // two times round, with a task in the slot's table each time
 				run(t, db, "UPDATE t_delay_slot SET lease_end = '1000-01-01' WHERE slot = 0")
