@@ -35,7 +35,7 @@ func (a *app) topCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "how often to look")
-	cmd.Flags().BoolVar(&once, "once", false, "look once (rates need two looks: they are of the time since the hour began)")
+	cmd.Flags().BoolVar(&once, "once", false, "look once, without rates, which take two looks")
 	return cmd
 }
 

@@ -210,6 +210,28 @@ func TestHandEdits(t *testing.T) {
 	}
 }
 
+// Every view is explained to those who are to use it.
+func TestEveryViewIsExplained(t *testing.T) {
+	t.Parallel()
+	schema, err := os.ReadFile("schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	guide, err := os.ReadFile("docs/dba.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`VIEW (v_\w+) AS`).FindAllStringSubmatch(string(schema), -1)
+	if len(names) < 14 {
+		t.Fatalf("%d views", len(names))
+	}
+	for _, m := range names {
+		if !strings.Contains(string(guide), "`"+m[1]) {
+			t.Errorf("docs/dba.md does not explain %s", m[1])
+		}
+	}
+}
+
 func set(t *testing.T, db *sql.DB, query string, args ...any) {
 	t.Helper()
 	if _, err := db.Exec(query, args...); err != nil {

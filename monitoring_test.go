@@ -44,7 +44,14 @@ func TestAlertRules(t *testing.T) {
 	if len(names) < 15 {
 		t.Fatalf("%d rules", len(names))
 	}
+	runbook, err := os.ReadFile("docs/runbook.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, m := range names {
+		if !strings.Contains(string(runbook), "`"+m[1]+"`") {
+			t.Errorf("docs/runbook.md does not say what to do about %s", m[1])
+		}
 		for _, want := range []string{" fires", " is silent"} {
 			if !strings.Contains(tests, "name: "+m[1]+want+"\n") {
 				t.Errorf("no test that %s%s", m[1], want)

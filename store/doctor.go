@@ -35,6 +35,7 @@ const (
 	sqlDoctorDead      = `SELECT /* tidings:doctor-dead */ COUNT(*) FROM (SELECT 1 FROM t_msg_dead LIMIT 10000) AS some`
 	sqlDoctorNodes     = `SELECT /* tidings:doctor-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND serves = 1`
 	sqlDoctorAlarms    = `SELECT /* tidings:doctor-alarms */ level, last_error FROM t_alarm_level WHERE last_error <> ''`
+	sqlDoctorDuties    = `SELECT /* tidings:doctor-duties */ duty, last_error FROM t_duty WHERE last_error <> '' ORDER BY duty`
 	sqlDoctorDays      = `SELECT /* tidings:doctor-days */ COUNT(*) FROM information_schema.partitions
 		WHERE table_schema = DATABASE() AND table_name = ? AND partition_name > ? AND partition_name <> 'p_future'`
 )
@@ -176,6 +177,16 @@ func (s *Store) controlFindings(ctx context.Context) (f []Finding, err error) {
 		if p.Paused {
 			f = append(f, Finding{Risky, "provider " + p.Provider, fmt.Sprintf("paused by %s: %s; tidings provider resume %s", p.By, p.Reason, p.Provider)})
 		}
+	}
+	var duties []struct {
+		Duty  string `db:"duty"`
+		Error string `db:"last_error"`
+	}
+	if err := s.db.SelectContext(ctx, &duties, sqlDoctorDuties); err != nil {
+		return f, public(err)
+	}
+	for _, d := range duties {
+		f = append(f, Finding{Risky, "duty " + d.Duty, "not done to its end: " + d.Error})
 	}
 	return f, nil
 }

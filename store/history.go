@@ -22,9 +22,6 @@ var historyKeys = map[string][]string{
 	"t_msg_attempt": {"msg_id", "channel", "attempt", "create_time"},
 }
 
-// ErrTableBusy says that somebody reads a table that is to be changed: another time.
-var ErrTableBusy = errBusy
-
 const (
 	sqlDayRows      = "SELECT /* tidings:history-rows */ * FROM %s PARTITION (%s) FORCE INDEX (PRIMARY) WHERE %s ORDER BY %s LIMIT %d"
 	sqlDayCount     = "SELECT /* tidings:history-count */ COUNT(*) FROM %s PARTITION (%s)"

@@ -56,8 +56,8 @@ const (
 	mostTables = 2000 // more only if processes with different layouts start in turn
 )
 
-// errBusy says that somebody reads a table that is to be changed.
-var errBusy = errors.New("somebody reads the table")
+// ErrTableBusy says that somebody reads a table that is to be changed: another time.
+var ErrTableBusy = errors.New("somebody reads the table")
 
 // Lay gives the ring this process's layout: slots with another are closed, emptied as their tasks become due, and dropped. To be
 // called once, before Tend.
@@ -203,7 +203,7 @@ func (s *Store) unlessBusy(ctx context.Context, sl *Slot, err error) error {
 	if n := number(err); n == erNoSuchTable || n == erTableExists { // another process has done the step
 		return nil
 	}
-	if !errors.Is(err, errBusy) {
+	if !errors.Is(err, ErrTableBusy) {
 		return err
 	}
 	s.log.Info("a delay table is being read by somebody: it is turned over in a minute", "slot", sl.Number, "generation", sl.Generation)
@@ -324,7 +324,7 @@ func (s *Store) rotateTable(ctx context.Context, sl *Slot, shard int, have map[s
 func (s *Store) alter(ctx context.Context, statement string) error {
 	_, err := s.ddl.ExecContext(ctx, statement)
 	if isLockWait(err) {
-		return errors.Join(errBusy, err)
+		return errors.Join(ErrTableBusy, err)
 	}
 	return err
 }
@@ -335,7 +335,7 @@ func (s *Store) prove(ctx context.Context, table string) error {
 	for {
 		keys, err := s.lookDelayed(ctx, table, unknownDue, delayKey{}, lookKeys)
 		if isLockWait(err) {
-			return errors.Join(errBusy, err)
+			return errors.Join(ErrTableBusy, err)
 		}
 		if err != nil || len(keys) == 0 {
 			return err
@@ -345,7 +345,7 @@ func (s *Store) prove(ctx context.Context, table string) error {
 			return err
 		}
 		if moved == 0 {
-			return fmt.Errorf("%w: %d tasks in %s are locked", errBusy, len(keys), table)
+			return fmt.Errorf("%w: %d tasks in %s are locked", ErrTableBusy, len(keys), table)
 		}
 		s.log.Info("moved stragglers out of a delay table", "table", table, "tasks", moved)
 	}

@@ -37,6 +37,9 @@ const (
 	busyPause = time.Minute
 )
 
+// stopped is what t_duty says of a process that was stopped in the middle: neither done nor failed.
+const stopped = "stopped in the middle; the next process goes on"
+
 // Run drops what is too old, now and then, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -45,7 +48,10 @@ func (k *Keeper) Run(ctx context.Context) {
 		if err == nil && mine {
 			err = k.Keep(ctx)
 			failed := ""
-			if err != nil {
+			switch {
+			case ctx.Err() != nil:
+				failed = stopped
+			case err != nil:
 				failed = err.Error()
 			}
 			leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)

@@ -83,22 +83,27 @@ func (in *Intake) pass(ctx context.Context, until time.Time) (taken int, looked 
 	maps.DeleteFunc(in.busy, func(_ uint64, until time.Time) bool { return began.After(until) })
 	page, err := in.Store.Submitted(ctx, store.SubmitPlace{})
 	looked = time.Since(began)
-	for err == nil && ctx.Err() == nil && time.Now().Before(until) {
-		n, err := in.take(ctx, page.List)
-		for _, id := range page.TooLarge {
-			if !in.isBusy(id) {
-				err = errors.Join(err, in.reject(ctx, id, fmt.Sprintf("params and content have more than %d bytes", store.MaxSubmission)))
-			}
-		}
-		if taken += n + len(page.TooLarge); err != nil || !page.More {
-			return taken, looked, err
+	for err == nil {
+		var n int
+		n, err = in.takePage(ctx, page)
+		if taken += n; err != nil || !page.More || ctx.Err() != nil || time.Now().After(until) {
+			break
 		}
 		page, err = in.Store.Submitted(ctx, page.Last)
-		if err != nil {
-			return taken, looked, err
-		}
 	}
 	return taken, looked, err
+}
+
+// takePage takes what one look has found.
+func (in *Intake) takePage(ctx context.Context, page store.SubmitPage) (taken int, failed error) {
+	taken, failed = in.take(ctx, page.List)
+	for _, id := range page.TooLarge {
+		if !in.isBusy(id) {
+			taken++
+			failed = errors.Join(failed, in.reject(ctx, id, fmt.Sprintf("params and content have more than %d bytes", store.MaxSubmission)))
+		}
+	}
+	return taken, failed
 }
 
 // take checks submissions and accepts those that are right, in one transaction. One that has not been answered is met again.
@@ -199,11 +204,11 @@ func (in *Intake) reject(ctx context.Context, id uint64, why string) error {
 }
 
 // check makes a message of a submission, or says why it is none.
-func (in *Intake) check(ctx context.Context, row *store.Submission) (m *store.Message, wrong fault, err error) {
+func (in *Intake) check(ctx context.Context, row *store.Submission) (*store.Message, fault, error) {
 	fresh := in.Store.Now().Sub(row.Created) < copies
 	ok, err := in.Store.MaySend(ctx, row.SourceID)
 	if err != nil {
-		return nil, wrong, err
+		return nil, fault{}, err
 	}
 	if !ok {
 		return nil, fault{"source_id is no caller that is registered and enabled (tidings key list); while none is, it is " + store.DefaultSource, fresh}, nil
@@ -214,19 +219,17 @@ func (in *Intake) check(ctx context.Context, row *store.Submission) (m *store.Me
 	}
 	checked, err := in.Admit.Check(ctx, row.SourceID, r)
 	if err != nil {
-		return nil, wrong, err
+		return nil, fault{}, err
 	}
 	if len(checked.Problems) > 0 {
 		var words []string
 		for _, p := range checked.Problems {
 			words = append(words, column(p.Field)+" "+p.Message)
-			wrong.perhaps = wrong.perhaps || (fresh && row.TemplateID != "")
 		}
-		wrong.why = strings.Join(words, "; ")
-		return nil, wrong, nil
+		return nil, fault{strings.Join(words, "; "), fresh && row.TemplateID != ""}, nil
 	}
 	checked.Message.SubmitID = row.ID
-	return checked.Message, wrong, nil
+	return checked.Message, fault{}, nil
 }
 
 // column is what a field of a request is called here.

@@ -256,12 +256,12 @@ func TestLockedSubmission(t *testing.T) {
 	if err := tx.QueryRow("SELECT submit_id FROM t_msg_submit WHERE submit_id = ? FOR UPDATE", locked).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(6 * time.Second); time.Now().Before(deadline); {
-		began := time.Now()
+	others := 0
+	for deadline := time.Now().Add(8 * time.Second); time.Now().Before(deadline); others++ {
 		d.until(d.exec(small), "accepted")
-		if took := time.Since(began); took > 4*time.Second {
-			t.Fatalf("another one was taken after %v", took)
-		}
+	}
+	if others < 10 { // once it has been found locked, it is left alone: else each look would wait a second for it
+		t.Errorf("%d others were taken beside it in 8 s", others)
 	}
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
