@@ -84,7 +84,9 @@ func TestClocks(t *testing.T) {
 				if !due.Equal(dues[id]) {
 					t.Errorf("%s is due %v, was sent in for %v", id, due, dues[id])
 				}
-				if late := finished.Sub(due); late < 0 || late > 2*time.Second {
+				// finish_time is by the process's copy of the database's clock, which is behind by up to a round trip: on a machine that is busy
+				// with other tests, milliseconds. What this test is about is off by an hour.
+				if late := finished.Sub(due); late < -100*time.Millisecond || late > 2*time.Second {
 					t.Errorf("%s was sent %v after it was due", id, late)
 				}
 			}
