@@ -31,8 +31,8 @@ type Ages struct {
 
 const (
 	every = 10 * time.Minute
-	// A day is archived within this, or a second process begins with it, too: the file that is finished later takes the other's place.
-	lease = time.Hour
+	// Of the duty, which is renewed while it is done. Should a second process begin all the same, each step may be repeated.
+	lease = time.Minute
 	// Somebody reads the table: each try makes everybody else wait for up to a second.
 	busyPause = time.Minute
 )
@@ -43,21 +43,7 @@ const stopped = "stopped in the middle; the next process goes on"
 // Run drops what is too old, now and then, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		owner := k.Store.NewOwner()
-		mine, err := k.Store.TakeDuty(ctx, store.DutyRetention, owner, lease)
-		if err == nil && mine {
-			err = k.Keep(ctx)
-			failed := ""
-			switch {
-			case ctx.Err() != nil:
-				failed = stopped
-			case err != nil:
-				failed = err.Error()
-			}
-			leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-			err = errors.Join(err, k.Store.LeaveDuty(leave, store.DutyRetention, owner, failed))
-			cancel()
-		}
+		err := k.once(ctx)
 		rest := every
 		if errors.Is(err, store.ErrTableBusy) {
 			rest = busyPause
@@ -70,6 +56,51 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// once keeps, unless another process does.
+func (k *Keeper) once(ctx context.Context) error {
+	owner := k.Store.NewOwner()
+	mine, err := k.Store.TakeDuty(ctx, store.DutyRetention, owner, lease)
+	if err == nil && !mine {
+		return nil
+	}
+	if mine {
+		stop := k.renew(ctx, owner, lease/3)
+		err = k.Keep(ctx)
+		stop()
+	}
+	failed := ""
+	switch {
+	case ctx.Err() != nil:
+		failed = stopped
+	case err != nil:
+		failed = err.Error()
+	}
+	// After an error, too: who was stopped while it took the duty may have got it.
+	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	return errors.Join(err, k.Store.LeaveDuty(leave, store.DutyRetention, owner, failed))
+}
+
+// renew keeps the duty the owner's until stop is called.
+func (k *Keeper) renew(ctx context.Context, owner string, every time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-time.After(every):
+			case <-ctx.Done():
+				return
+			}
+			if _, err := k.Store.TakeDuty(ctx, store.DutyRetention, owner, lease); err != nil && ctx.Err() == nil {
+				k.Log.Warn("cannot renew the duty of retention", "err", err)
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
 }
 
 // Keep drops what is too old. What fails does not keep the rest from being dropped.
