@@ -57,7 +57,9 @@ var faults = map[string]func(*rig){
 		r.proxy.held.on.Store(false)
 	},
 	"clock": func(r *rig) { // the database's clock steps forward or back
-		r.clock.set(r.t, time.Duration(r.random.Int64N(int64(6*time.Second)))-3*time.Second)
+		offset := time.Duration(r.random.Int64N(int64(6*time.Second))) - 3*time.Second
+		r.t.Logf("the database's clock is set %v off", offset)
+		r.clock.set(r.t, offset)
 		time.Sleep(1100 * time.Millisecond) // until it is read
 	},
 	"both": func(r *rig) { // all nodes at once

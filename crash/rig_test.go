@@ -240,9 +240,10 @@ type clock struct {
 	steps     []step
 }
 
+// step is a change of the clock: seen by the database at start at the earliest, and by every node before end and unseen are over.
 type step struct {
-	at     time.Time
-	offset time.Duration
+	start, end time.Time
+	offset     time.Duration
 }
 
 func newClock(t testing.TB) *clock {
@@ -264,6 +265,7 @@ func (c *clock) env() []string {
 
 func (c *clock) set(t testing.TB, offset time.Duration) {
 	t.Helper()
+	start := time.Now()
 	text := fmt.Sprintf("%+.3f", offset.Seconds())
 	if err := os.WriteFile(c.file+".new", []byte(strings.TrimSpace(text)+"\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -271,15 +273,19 @@ func (c *clock) set(t testing.TB, offset time.Duration) {
 	if err := os.Rename(c.file+".new", c.file); err != nil {
 		t.Fatal(err)
 	}
-	c.steps = append(c.steps, step{time.Now(), offset})
+	c.steps = append(c.steps, step{start, time.Now(), offset})
 }
 
-// latest is the highest that the database's clock can have shown at an instant.
+// unseen is how long a step may go unnoticed: libfaketime reads it within a second; a node asks the database every five, and
+// not while nothing passes between them. Until then it stamps and sends what is due at once by what it knew before.
+const unseen = time.Second + 5*time.Second + 2*lease + 2*time.Second
+
+// latest is the highest that the database's clock can have been taken for at an instant.
 func (c *clock) latest(at time.Time) time.Time {
 	most := time.Duration(-1 << 62)
 	for i, s := range c.steps {
-		ended := i+1 < len(c.steps) && c.steps[i+1].at.Add(2*time.Second).Before(at) // what was read may be a second old
-		if s.at.Before(at) && !ended {
+		ended := i+1 < len(c.steps) && c.steps[i+1].end.Add(unseen).Before(at)
+		if s.start.Before(at) && !ended {
 			most = max(most, s.offset)
 		}
 	}
