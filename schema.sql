@@ -205,7 +205,7 @@ CREATE TABLE IF NOT EXISTS t_node (
   start_time       DATETIME(3)       NOT NULL COMMENT 'when it took the number (UTC)',
   lease_end        DATETIME(3)       NOT NULL COMMENT 'the number is its own until then (UTC); renewed every few seconds',
   PRIMARY KEY (node)
-) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='leases on node numbers; a row whose lease_end lies ahead is a living process';
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='leases on node numbers; a row with a holder whose lease_end lies ahead is a living process';
 
 -- Who may send what: callers with their keys, templates with their versions, and who changed what.
 
@@ -626,7 +626,7 @@ CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_duplicates AS
 -- v_nodes: the processes. v_lanes: the lanes. (A few rows each.)
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_nodes AS
-  SELECT node, CASE WHEN lease_end > UTC_TIMESTAMP(3) THEN 'alive' WHEN holder = '' THEN 'left' ELSE 'gone' END AS status, IF(serves = 1, 'serve', 'command') AS role, host, pid, version, boot, start_time, lease_end FROM t_node;
+  SELECT node, CASE WHEN holder = '' THEN 'left' WHEN lease_end > UTC_TIMESTAMP(3) THEN 'alive' ELSE 'gone' END AS status, IF(serves = 1, 'serve', 'command') AS role, host, pid, version, boot, start_time, lease_end FROM t_node;
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_lanes AS
   SELECT lane, IF(paused = 1, 'paused', 'running') AS status, weight, reason, modify_by, modify_time FROM t_lane;

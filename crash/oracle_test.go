@@ -160,6 +160,7 @@ func (r *rig) judge(l *ledger) (v verdict) {
 		}
 		if time.Now().After(deadline) {
 			t.Errorf("%d tasks are still live (%v)", live, err)
+			r.tellLive()
 			break
 		}
 	}
@@ -295,6 +296,29 @@ func (r *rig) judge(l *ledger) (v verdict) {
 		report(&v.figures, "t_stat_hour has %d tasks, t_msg_record %d", figures, records)
 	}
 	return v
+}
+
+// tellLive logs what the tasks are that do not end.
+func (r *rig) tellLive() {
+	rows, err := r.view.Query(`SELECT CONCAT_WS(' ', place, channel, status, 'attempts', MIN(attempt), 'to', MAX(attempt), 'tasks', COUNT(*), 'due', MIN(next_time), 'to', MAX(next_time), "by", UTC_TIMESTAMP(3),
+		'such as', MIN(msg_id), MAX(last_error)) FROM v_task WHERE status IN ('ready', 'sending', 'unknown') GROUP BY place, channel, status`)
+	if err != nil {
+		r.t.Log(err)
+		return
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			r.t.Log(err)
+		}
+		r.t.Log(line)
+	}
+	for _, n := range r.nodes {
+		if text, err := os.ReadFile(filepath.Join(n.dir, "log")); err == nil {
+			r.t.Logf("node %s: …%s", n.address, text[max(0, len(text)-4000):])
+		}
+	}
 }
 
 // written reads the ledgers back from the disk: what the oracle knows is what clients could rely on.

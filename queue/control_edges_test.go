@@ -154,6 +154,15 @@ func TestRetriesByLane(t *testing.T) {
 	})
 }
 
+// Retries of low alone have all of the rate, not low's share of it.
+func TestRetriesOfOneLane(t *testing.T) {
+	t.Parallel()
+	p := &scripted{traits: sender.Traits{Destinations: true}, send: once}
+	b := setup(t, &script{}, only, chain(msg.SMS, queue.Provider{Name: "a", Provider: p}), func(_ *store.Config, qc *queue.Config) { qc.Retries = 100 })
+	b.send(t, 600, of(msg.Marketing, msg.Low, msg.SMS))
+	within(t, "600 retries at 100 a second", 20*time.Second, func() { b.await(t, 600, "t_msg_record WHERE status = 3") })
+}
+
 // Tasks that only wait use up no retries of those that need not.
 func TestSortingTakesNoRetries(t *testing.T) {
 	t.Parallel()

@@ -541,8 +541,9 @@ func (p *pump) place(lane msg.Lane, tasks []store.Task) (jobs []job) {
 // roomWait is how long a task is put off that was claimed and found no room at its provider.
 const roomWait = 100 * time.Millisecond
 
-// retryWait keeps second and later attempts under their rate. What is too much is put off, a lane's tasks one after the other by what its
-// share of the rate allows, so that they come back one by one. High may use up what the others have to leave. 0: the attempt may be made.
+// retryWait keeps second and later attempts under their rate. What is too much is put off, a lane's tasks one after the other, so that they
+// come back one by one. The lanes that have put off share the rate by weight. High may use up what the others have to leave. 0: the attempt
+// may be made.
 func (p *pump) retryWait(lane msg.Lane, t *store.Task) time.Duration {
 	if t.Attempt <= 1 {
 		return 0
@@ -556,12 +557,14 @@ func (p *pump) retryWait(lane msg.Lane, t *store.Task) time.Duration {
 	if e.retries.Tokens() >= 1+keep && e.retries.AllowN(now, 1) {
 		return 0
 	}
-	weights, all := e.lanes.Load().weights, 0
-	for _, w := range weights {
-		all += w
-	}
 	if p.retryAt[lane].Before(now) {
 		p.retryAt[lane] = now
+	}
+	weights, all := e.lanes.Load().weights, 0
+	for l, w := range weights {
+		if l == int(lane) || p.retryAt[l].After(now) {
+			all += w
+		}
 	}
 	p.retryAt[lane] = p.retryAt[lane].Add(time.Duration(float64(time.Second) / float64(e.retries.Limit()) * float64(all) / float64(weights[lane])))
 	return max(p.retryAt[lane].Sub(now), time.Millisecond)

@@ -47,8 +47,8 @@ type Control struct {
 const (
 	sqlLanes          = `SELECT /* tidings:lanes */ lane, weight, paused, reason, modify_by, modify_time FROM t_lane`
 	sqlProviderStates = `SELECT /* tidings:provider-states */ provider, node, paused, reason, modify_by, busy_until, breaker, breaker_time, modify_time
-		FROM t_provider_state WHERE node = 65535 OR node IN (SELECT node FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND serves = 1) ORDER BY provider, node`
-	sqlLiveNodes = `SELECT /* tidings:live-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND serves = 1`
+		FROM t_provider_state WHERE node = 65535 OR node IN (SELECT node FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND holder <> '' AND serves = 1) ORDER BY provider, node`
+	sqlLiveNodes = `SELECT /* tidings:live-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND holder <> '' AND serves = 1`
 	sqlSetLane   = `INSERT /* tidings:lane-set */ INTO t_lane (lane, weight, paused, reason, modify_by, modify_time) VALUES (?, ?, ?, ?, ?, UTC_TIMESTAMP(3))
 		ON DUPLICATE KEY UPDATE weight = VALUES(weight), paused = VALUES(paused), reason = VALUES(reason), modify_by = VALUES(modify_by), modify_time = VALUES(modify_time)`
 	sqlLockLane      = `SELECT /* tidings:lane-lock */ lane, weight, paused, reason, modify_by, modify_time FROM t_lane WHERE lane = ? FOR UPDATE`

@@ -33,7 +33,7 @@ const (
 	// MySQL 8 calls the variable transaction_isolation, MariaDB before 11 tx_isolation; SHOW takes both without an error.
 	sqlDoctorIsolation = `SHOW /* tidings:doctor-isolation */ SESSION VARIABLES WHERE variable_name IN ('tx_isolation', 'transaction_isolation')`
 	sqlDoctorDead      = `SELECT /* tidings:doctor-dead */ COUNT(*) FROM (SELECT 1 FROM t_msg_dead LIMIT 10000) AS some`
-	sqlDoctorNodes     = `SELECT /* tidings:doctor-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND serves = 1`
+	sqlDoctorNodes     = `SELECT /* tidings:doctor-nodes */ COUNT(*) FROM t_node WHERE lease_end > UTC_TIMESTAMP(3) AND holder <> '' AND serves = 1`
 	sqlDoctorAlarms    = `SELECT /* tidings:doctor-alarms */ level, last_error FROM t_alarm_level WHERE last_error <> ''`
 	sqlDoctorDuties    = `SELECT /* tidings:doctor-duties */ duty, last_error FROM t_duty WHERE last_error <> '' ORDER BY duty`
 	sqlDoctorDays      = `SELECT /* tidings:doctor-days */ COUNT(*) FROM information_schema.partitions

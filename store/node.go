@@ -3,12 +3,13 @@ package store
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/jmoiron/sqlx"
@@ -47,6 +48,8 @@ const (
 	sqlRenewNode = `UPDATE /* tidings:node-renew */ t_node
 		SET lease_end = GREATEST(lease_end + INTERVAL 1000 MICROSECOND, UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND)
 		WHERE holder = ? AND lease_end > UTC_TIMESTAMP(3)`
+	sqlNeighbours  = `SELECT /* tidings:node-neighbours */ holder, pid FROM t_node WHERE host = ? AND holder <> '' AND lease_end > UTC_TIMESTAMP(3)`
+	sqlBuryNode    = `UPDATE /* tidings:node-bury */ t_node SET holder = '' WHERE holder = ?`
 	sqlReleaseNode = `UPDATE /* tidings:node-release */ t_node SET holder = '', lease_end = LEAST(lease_end, GREATEST(?, UTC_TIMESTAMP(3))) WHERE holder = ?`
 )
 
@@ -54,15 +57,19 @@ const (
 type Node struct {
 	Node     uint16    `db:"node"`
 	Boot     uint32    `db:"boot"`
+	Holder   string    `db:"holder"` // empty: nobody
 	Host     string    `db:"host"`
 	PID      int       `db:"pid"`
 	Version  string    `db:"version"`
 	Serves   bool      `db:"serves"` // it claims and sends; commands do not
 	Start    time.Time `db:"start_time"`
-	LeaseEnd time.Time `db:"lease_end"` // ahead: it is alive
+	LeaseEnd time.Time `db:"lease_end"`
 }
 
-const sqlNodes = `SELECT /* tidings:nodes */ node, boot, host, pid, version, serves, start_time, lease_end FROM t_node ORDER BY node`
+// Alive tells whether a process holds the number at an instant of the database's time.
+func (n *Node) Alive(now time.Time) bool { return n.Holder != "" && n.LeaseEnd.After(now) }
+
+const sqlNodes = `SELECT /* tidings:nodes */ node, boot, holder, host, pid, version, serves, start_time, lease_end FROM t_node ORDER BY node`
 
 // Nodes lists the processes that hold node numbers, or held them.
 func (s *Store) Nodes(ctx context.Context) (nodes []Node, err error) {
@@ -78,12 +85,13 @@ type nodeRow struct {
 	Now      time.Time `db:"now"`
 }
 
+// process begins the holders of this process: in a container, the one before had the same process id.
+var process = rand.Text()[:8]
+
 // takeNode leases a node number whose earlier lease is over, or a new one.
 func (s *Store) takeNode(ctx context.Context) error {
-	var b [8]byte
-	rand.Read(b[:])
-	holder := hex.EncodeToString(b[:])
-	host, _ := os.Hostname() // only for people to read
+	holder := process + rand.Text()
+	host, _ := os.Hostname()
 	lease := s.cfg.NodeLease.Microseconds()
 	for range retries {
 		err := s.tx(ctx, func(tx *sqlx.Tx) error {
@@ -119,6 +127,38 @@ func (s *Store) takeNode(ctx context.Context) error {
 		return nil
 	}
 	return errors.New("every number was taken by another process")
+}
+
+// buryNodes takes the numbers of this machine's dead processes from them: until their leases end they would count among those that
+// share the rates. Another machine may have the same name, so one that lives may be buried. It takes another number then, at its next renewal; its
+// old one is nobody's until the lease ends, so its ids stay its own.
+func (s *Store) buryNodes(ctx context.Context) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	var neighbours []struct {
+		Holder string `db:"holder"`
+		PID    int    `db:"pid"`
+	}
+	if err := s.db.SelectContext(ctx, &neighbours, sqlNeighbours, host); err != nil {
+		return public(err)
+	}
+	for _, n := range neighbours {
+		if strings.HasPrefix(n.Holder, process) || n.PID != os.Getpid() && !dead(n.PID) {
+			continue
+		}
+		if _, err := s.db.ExecContext(ctx, sqlBuryNode, n.Holder); err != nil {
+			return public(err)
+		}
+	}
+	return nil
+}
+
+// dead tells whether there is certainly no process with an id.
+func dead(pid int) bool {
+	p, err := os.FindProcess(pid)
+	return err == nil && errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone)
 }
 
 func (s *Store) myNode(ctx context.Context, holder string) (row nodeRow, err error) {

@@ -2,6 +2,8 @@ package store_test
 
 import (
 	"context"
+	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -74,5 +76,52 @@ func TestLostNodeLease(t *testing.T) {
 	got := enqueue(t, s, message(""))
 	if id.Node(got.MsgID) == old {
 		t.Fatal("an id was made with the lost number")
+	}
+}
+
+// A process that was killed does not count until its lease ends, once there is another on its machine.
+func TestDeadNodesAreBuried(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	db := raw(t, dsn)
+	living := testdb.Open(t, store.Config{DSN: dsn})
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := exec.Command("true")
+	if err := killed.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []struct {
+		node int
+		host string
+		pid  int
+	}{
+		{100, host, killed.Process.Pid},
+		{101, host, os.Getpid()},               // of the same container, before it was restarted
+		{102, host, 1},                         // alive
+		{103, host + "-2", killed.Process.Pid}, // on another machine
+	} {
+		run(t, db, "INSERT INTO t_node (node, boot, holder, host, pid, version, serves, start_time, lease_end) VALUES (?, 1, CONCAT('n', ?), ?, ?, 'v', 1, UTC_TIMESTAMP(3), UTC_TIMESTAMP(3) + INTERVAL 1 MINUTE)", n.node, n.node, n.host, n.pid)
+	}
+	const said = "SELECT GROUP_CONCAT(CONCAT(node, ' ', status) ORDER BY node SEPARATOR ', ') FROM v_nodes WHERE node BETWEEN 100 AND 103"
+	testdb.Open(t, store.Config{DSN: dsn, Command: true})
+	if got := text(t, db, said); got != "100 alive, 101 alive, 102 alive, 103 alive" {
+		t.Errorf("after a command: %s", got)
+	}
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	if got := text(t, db, said); got != "100 left, 101 left, 102 alive, 103 alive" {
+		t.Errorf("after a start: %s", got)
+	}
+	c, err := s.Control(t.Context())
+	if err != nil || c.Nodes != 4 {
+		t.Errorf("%d processes share the work, want 4 (%v)", c.Nodes, err)
+	}
+	if n := count(t, db, "SELECT COUNT(*) FROM t_node WHERE node = 100 AND lease_end > UTC_TIMESTAMP(3)"); n != 1 {
+		t.Error("the number may be taken while its ids may still be somebody's")
+	}
+	if n := count(t, db, "SELECT COUNT(*) FROM v_nodes WHERE node = ? AND status = 'alive'", living.Node()); n != 1 {
+		t.Error("a store of the same process is not alive any more")
 	}
 }

@@ -119,6 +119,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := errors.Join(s.callers.refresh(ctx), s.limits.quotas.refresh(ctx), s.ring.refresh(ctx)); err != nil { // copies are there from the first request on
 		return nil, errors.Join(fmt.Errorf("read sources, quotas and delay slots: %w", err), s.releaseNode(ctx), s.closePools())
 	}
+	if !cfg.Command {
+		if err := s.buryNodes(ctx); err != nil {
+			s.log.Warn("cannot tell which processes of this machine are dead: they count as alive until their leases end", "err", err)
+		}
+	}
 	s.limits.shared = map[[sha256.Size]byte]count{}
 	s.node.start(s)
 	s.startEnqueues()

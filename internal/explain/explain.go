@@ -175,7 +175,7 @@ func (x *explanation) sending() string {
 	for _, n := range x.nodes {
 		if strconv.Itoa(int(n.Node)) == number {
 			x.row("t_node", "node = "+number, map[string]any{"boot": n.Boot, "host": n.Host, "pid": n.PID, "lease_end": n.LeaseEnd})
-			alive = n.LeaseEnd.After(x.now) && strings.HasPrefix(t.Owner, fmt.Sprintf("%d.%d.", n.Node, n.Boot))
+			alive = n.Alive(x.now) && strings.HasPrefix(t.Owner, fmt.Sprintf("%d.%d.", n.Node, n.Boot))
 			if alive && x.all {
 				holder += fmt.Sprintf(" (%s, process %d)", n.Host, n.PID)
 			}
@@ -254,7 +254,7 @@ func pausedBy(by string, all bool) string {
 // nobody says that no process works, if none does.
 func (x *explanation) nobody() string {
 	for _, n := range x.nodes {
-		if n.Serves && n.LeaseEnd.After(x.now) {
+		if n.Serves && n.Alive(x.now) {
 			return ""
 		}
 	}

@@ -186,8 +186,10 @@ CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_duplicates AS
   FROM t_msg_attempt AS a JOIN t_msg_record AS r ON r.msg_id = a.msg_id AND r.channel = a.channel AND r.finish_time >= a.create_time
   WHERE a.outcome = 'unknown' AND r.attempt > a.attempt;
 
+ALTER TABLE t_node COMMENT = 'leases on node numbers; a row with a holder whose lease_end lies ahead is a living process';
+
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_nodes AS
-  SELECT node, CASE WHEN lease_end > UTC_TIMESTAMP(3) THEN 'alive' WHEN holder = '' THEN 'left' ELSE 'gone' END AS status, IF(serves = 1, 'serve', 'command') AS role, host, pid, version, boot, start_time, lease_end FROM t_node;
+  SELECT node, CASE WHEN holder = '' THEN 'left' WHEN lease_end > UTC_TIMESTAMP(3) THEN 'alive' ELSE 'gone' END AS status, IF(serves = 1, 'serve', 'command') AS role, host, pid, version, boot, start_time, lease_end FROM t_node;
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_lanes AS
   SELECT lane, IF(paused = 1, 'paused', 'running') AS status, weight, reason, modify_by, modify_time FROM t_lane;
