@@ -117,7 +117,8 @@ func TestRequeueUnderKills(t *testing.T) {
 		}
 		if len(at) > 1 {
 			twice++
-			if !shortlyBefore(at[0], kills) {
+			// 250 a second and their records are much for a machine that runs other tests: a record may come late.
+			if !shortlyBefore(at[0], kills, 3*time.Second) {
 				t.Errorf("%s was sent %d times, first at %v, far from any kill", key, len(at), at[0])
 			}
 		}

@@ -168,7 +168,7 @@ func (d *diary) check(t *testing.T, db *localdb.Server, dirs []string, hurt, wok
 			t.Errorf("%s was sent at %v, due %v", id, sent[0], due)
 		case len(sent) > 1:
 			twice++
-			if !shortlyBefore(sent[0], hurt) && !shortlyAfter(sent[1:], woken) {
+			if !shortlyBefore(sent[0], hurt, time.Second) && !shortlyAfter(sent[1:], woken) {
 				t.Errorf("%s was sent at %v, far from any kill", id, sent)
 			}
 		}
