@@ -80,7 +80,7 @@ func delayStatus(ctx context.Context, st *store.Store, out io.Writer) error {
 	if len(status.Hours) > 0 {
 		fmt.Fprintln(w, "\nHOUR (UTC)\tTASKS")
 		for _, h := range status.Hours {
-			fmt.Fprintf(w, "%s\t%d\n", h.Hour, h.Tasks)
+			fmt.Fprintf(w, "%s\t%d\n", h.Hour.Format("2006-01-02 15:04"), h.Tasks)
 		}
 	}
 	return w.Flush()

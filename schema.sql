@@ -515,16 +515,16 @@ INSERT IGNORE INTO t_msg_queue_low
 -- the index is named that keeps it cheap. Who looks needs the right to read the tables; whose account made a view does not matter.
 --
 -- v_delay: the tasks in all delay tables (primary key, or idx_due for a due_time). v_scheduled_by_hour: how many are due in which hour
--- (idx_due, all of it; for one hour alone ask v_delay with a due_time). v_batch: how far each batch is (give it source_id and batch_id: then the
+-- (idx_due, all of it; an hour's rows: ask v_delay with a due_time). v_batch: how far each batch is (give it source_id and batch_id: then the
 -- primary keys, from the batch's first message to its last). These three are made anew when the ring's tables change.
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_delay AS
   SELECT 't_msg_delay_far' AS place, msg_id, IF(channel = 31, 'log', ELT(channel, 'email', 'sms', 'feishu', 'inbox', 'push', 'webhook', 'dingtalk', 'wecom')) AS channel, source_id, request_id, batch_id, category, priority, receiver, template_id, template_version, ELT(status + 1, 'ready', 'sending', 'unknown', 'success', 'failed', 'dead', 'expired', 'cancelled', 'skipped') AS status, attempt, attempt_limit, owner, due_time, next_time, expire_time, provider, last_error, create_time, modify_time FROM t_msg_delay_far WHERE status = 0;
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_scheduled_by_hour AS
-  SELECT DATE_FORMAT(FROM_DAYS(hours DIV 24) + INTERVAL hours MOD 24 HOUR, '%Y-%m-%d %H:00') AS due_hour, SUM(tasks) AS tasks FROM (
-    SELECT TO_DAYS(due_time) * 24 + HOUR(due_time) AS hours, COUNT(*) AS tasks FROM t_msg_delay_far WHERE status = 0 GROUP BY hours
-  ) AS counted GROUP BY hours;
+  SELECT due_hour, SUM(tasks) AS tasks FROM (
+    SELECT FROM_DAYS(TO_DAYS(due_time)) + INTERVAL HOUR(due_time) HOUR AS due_hour, COUNT(*) AS tasks FROM t_msg_delay_far WHERE status = 0 GROUP BY due_hour
+  ) AS counted GROUP BY due_hour;
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW v_batch AS
   SELECT source_id, batch_id, create_time, SUM(tasks) AS tasks, SUM(IF(status = 0, tasks, 0)) AS `ready`, SUM(IF(status = 1, tasks, 0)) AS `sending`, SUM(IF(status = 2, tasks, 0)) AS `unknown`, SUM(IF(status = 3, tasks, 0)) AS `success`, SUM(IF(status = 4, tasks, 0)) AS `failed`, SUM(IF(status = 5, tasks, 0)) AS `dead`, SUM(IF(status = 6, tasks, 0)) AS `expired`, SUM(IF(status = 7, tasks, 0)) AS `cancelled`, SUM(IF(status = 8, tasks, 0)) AS `skipped` FROM (
