@@ -57,25 +57,32 @@ func TestNodeNumberIsReused(t *testing.T) {
 	}
 }
 
-// A process that was stopped for longer than its lease takes another number, and its ids do not meet the new holder's.
+// A process that was stopped for longer than its lease, or was taken for dead, takes another number, and its ids do not meet the new holder's.
 func TestLostNodeLease(t *testing.T) {
 	t.Parallel()
-	dsn := testdb.New(t)
-	s := testdb.Open(t, store.Config{DSN: dsn, NodeLease: 1200 * time.Millisecond})
-	old := s.Node()
-	db := raw(t, dsn)
-	run(t, db, "UPDATE t_node SET holder = 'another', boot = boot + 1, lease_end = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR WHERE node = ?", old)
-	deadline := time.After(10 * time.Second)
-	for s.Node() == old {
-		select {
-		case <-deadline:
-			t.Fatal("the store goes on with a number that is another's")
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	got := enqueue(t, s, message(""))
-	if id.Node(got.MsgID) == old {
-		t.Fatal("an id was made with the lost number")
+	for name, lost := range map[string]string{
+		"another's": "holder = 'another', boot = boot + 1, lease_end = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR",
+		"nobody's":  "holder = ''",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dsn := testdb.New(t)
+			s := testdb.Open(t, store.Config{DSN: dsn, NodeLease: 1200 * time.Millisecond})
+			old := s.Node()
+			run(t, raw(t, dsn), "UPDATE t_node SET "+lost+" WHERE node = ?", old)
+			deadline := time.After(10 * time.Second)
+			for s.Node() == old {
+				select {
+				case <-deadline:
+					t.Fatal("the store goes on with a number that is not its own")
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			got := enqueue(t, s, message(""))
+			if id.Node(got.MsgID) == old {
+				t.Fatal("an id was made with the lost number")
+			}
+		})
 	}
 }
 
