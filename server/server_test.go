@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"tidings/internal/admit"
 	"tidings/internal/catalog"
 	"tidings/internal/explain"
@@ -30,14 +28,7 @@ import (
 	"tidings/store"
 )
 
-func TestMain(m *testing.M) {
-	code := testdb.Main(m)
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(testdb.Main(m)) }
 
 type bundle struct {
 	store *store.Store

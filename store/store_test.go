@@ -5,13 +5,11 @@ import (
 	"crypto/sha256"
 	"database/sql"
 	"flag"
-	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"go.uber.org/goleak"
 
 	"tidings/internal/msg"
 	"tidings/internal/testdb"
@@ -27,10 +25,6 @@ func TestMain(m *testing.M) {
 	code := testdb.Main(m)
 	if code == 0 && flag.Lookup("test.run").Value.String() == "" { // a part of the tests cannot have sent everything
 		code = statements.check()
-	}
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
 	}
 	os.Exit(code)
 }

@@ -15,23 +15,13 @@ import (
 	"time"
 
 	_ "github.com/go-sql-driver/mysql"
-	"go.uber.org/goleak"
 
 	"tidings/internal/retention"
 	"tidings/internal/testdb"
 	"tidings/store"
 )
 
-func TestMain(m *testing.M) {
-	code := testdb.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(testdb.Main(m)) }
 
 func raw(t *testing.T, dsn string) *sql.DB {
 	t.Helper()

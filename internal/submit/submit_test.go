@@ -12,7 +12,6 @@ import (
 	"time"
 
 	_ "github.com/go-sql-driver/mysql"
-	"go.uber.org/goleak"
 
 	"tidings/internal/admit"
 	"tidings/internal/catalog"
@@ -24,16 +23,7 @@ import (
 	"tidings/store"
 )
 
-func TestMain(m *testing.M) {
-	code := testdb.Main(m)
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(testdb.Main(m)) }
 
 // desk is an intake at work, and the table it reads.
 type desk struct {

@@ -10,14 +10,25 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"tidings/internal/localdb"
 	"tidings/store"
 )
 
 var server *localdb.Server
 
-// Main starts the package's server, runs the tests and stops it. Call it from TestMain; the code is for os.Exit.
+// Main starts the package's server, runs the tests, stops it and looks for leaked goroutines. Call it from TestMain; the code is for os.Exit.
 func Main(m *testing.M) (code int) {
+	code = withServer(m)
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	return code
+}
+
+func withServer(m *testing.M) (code int) {
 	dir, err := os.MkdirTemp("", "tidings-test-")
 	if err == nil {
 		err = os.Chmod(dir, 0o755)
