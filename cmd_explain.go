@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -17,13 +18,22 @@ import (
 )
 
 func (a *app) explainCommand() *cobra.Command {
-	var asJSON bool
+	var (
+		asJSON            bool
+		requestID, source string
+	)
 	cmd := &cobra.Command{
-		Use: "explain <message>", Short: "Tell why each task of a message is where it is, and what happens next", Args: cobra.ExactArgs(1),
+		Use: "explain <message>", Short: "Tell why each task of a message is where it is, and what happens next", Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			msgID, err := strconv.ParseUint(args[0], 10, 64)
-			if err != nil {
-				return fmt.Errorf("%q is no message id", args[0])
+			var msgID uint64
+			var err error
+			switch {
+			case (len(args) == 1) == (requestID != ""):
+				return errors.New("name a message by its id, or by --request-id and its --source")
+			case len(args) == 1:
+				if msgID, err = strconv.ParseUint(args[0], 10, 64); err != nil {
+					return fmt.Errorf("%q is no message id; a caller's own goes with --request-id", args[0])
+				}
 			}
 			cfg, _, err := a.config(cmd.ErrOrStderr())
 			if err != nil {
@@ -34,6 +44,11 @@ func (a *app) explainCommand() *cobra.Command {
 				return err
 			}
 			return a.withStore(cmd, func(ctx context.Context, st *store.Store) error {
+				if requestID != "" {
+					if msgID, err = st.MessageByRequest(ctx, source, requestID); err != nil {
+						return err
+					}
+				}
 				m, err := st.Message(ctx, msgID)
 				if err != nil {
 					return err
@@ -47,6 +62,8 @@ func (a *app) explainCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&requestID, "request-id", "", "of the message, in the place of its id")
+	cmd.Flags().StringVar(&source, "source", store.DefaultSource, "the caller whose request it was")
 	return cmd
 }
 

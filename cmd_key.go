@@ -67,7 +67,7 @@ func (a *app) withStore(cmd *cobra.Command, do func(context.Context, *store.Stor
 		return err
 	}
 	defer stop()
-	if _, err := store.Migrate(ctx, store.Config{DSN: dsn, MigratorDSN: cfg.MySQL.MigratorDSN, Log: quiet}); err != nil {
+	if err := store.Prepare(ctx, store.Config{DSN: dsn, MigratorDSN: cfg.MySQL.MigratorDSN, Log: quiet}); err != nil {
 		return err
 	}
 	st, err := store.Open(ctx, store.Config{DSN: dsn, MigratorDSN: cfg.MySQL.MigratorDSN, Connections: 4, Version: version, Command: true, Log: quiet})

@@ -174,13 +174,15 @@ func TestExplain(t *testing.T) {
 	for _, c := range cases {
 		check(c.name, c.id, c.why)
 	}
-	status, answer, _ := post(p.url, `{"channels":["log","webhook"],"to":{"log":"x"},"text":"hi"}`)
+	status, answer, _ := post(p.url, `{"channels":["log","webhook"],"to":{"log":"x"},"text":"hi","request_id":"order-42"}`)
 	if status != 202 {
 		t.Fatalf("%d %v", status, answer)
 	}
 	until(answer["msg_id"].(string), "success")
 	if out := tidings("explain", answer["msg_id"].(string)); !regexp.MustCompile(`webhook: skipped\n  It was skipped at ` + instant + `, because: .*`).MatchString(out) {
 		t.Errorf("no address: %s", out)
+	} else if by := tidings("explain", "--request-id", "order-42"); by != out {
+		t.Errorf("by request_id: %s\nwant %s", by, out)
 	}
 	p.stop(t, syscall.SIGTERM)
 	check("put off", putOff(t, view.Exec, tokens[3]), `^It was put off until `+instant+`\.`)

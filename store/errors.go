@@ -21,11 +21,13 @@ var (
 	ErrBusy        = errors.New("the database is held up by locks")
 	ErrTooLarge    = errors.New("the message is larger than the database takes")
 	ErrNewer       = errors.New("the database was made by a newer version of tidings")
+	ErrOlder       = errors.New("the database was made by an older version of tidings")
 )
 
 // Server error numbers. MySQL's and MariaDB's agree on these.
 const (
 	erTooManyConnections = 1040
+	erNoDatabase         = 1049
 	erShutdown           = 1053
 	erNoSuchTable        = 1146
 	erTableExists        = 1050

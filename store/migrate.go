@@ -39,8 +39,12 @@ func Migrate(ctx context.Context, cfg Config) (applied int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := refuseNewer(ctx, db, provider); err != nil {
-		return 0, err
+	current, err := schemaVersion(ctx, db)
+	if err != nil {
+		return 0, public(err)
+	}
+	if known := newest(provider); current > known {
+		return 0, newer(current, known)
 	}
 	results, err := provider.Up(ctx)
 	if err != nil {
@@ -52,6 +56,50 @@ func Migrate(ctx context.Context, cfg Config) (applied int, err error) {
 		err = nil
 	}
 	return len(results), err
+}
+
+// Prepare makes the tables of an empty database as Migrate does, and changes none that are there: whoever only looks in must not take
+// the tables away from under processes of an older version. ErrOlder says that Migrate is wanted, ErrNewer that it would not help.
+func Prepare(ctx context.Context, cfg Config) error {
+	cfg.setDefaults()
+	driverCfg, err := driverConfig(cfg.DSN)
+	if err != nil {
+		return err
+	}
+	db := sql.OpenDB(&connector{cfg: driverCfg, observe: cfg.Observe})
+	defer db.Close()
+	provider, err := migrationProvider(db, cfg.Log)
+	if err != nil {
+		return err
+	}
+	current, err := schemaVersion(ctx, db)
+	switch known := newest(provider); {
+	case number(err) == erNoDatabase, err == nil && current == 0:
+		_, err = Migrate(ctx, cfg)
+		return err
+	case err != nil:
+		return fmt.Errorf("connect to the database: %w", public(err))
+	case current > known:
+		return newer(current, known)
+	case current == known:
+		return nil
+	default:
+		return olderUnlessMigrating(ctx, cfg, db, current, known)
+	}
+}
+
+// olderUnlessMigrating waits for a migration that is under way, such as that of a server just started, by taking part in it.
+func olderUnlessMigrating(ctx context.Context, cfg Config, db *sql.DB, current, known int64) error {
+	var migrating int
+	err := db.QueryRowContext(ctx, "SELECT /* tidings:migrating */ COUNT(*) FROM t_schema_lock WHERE locked = 1 AND lease_expires_at > NOW(6)").Scan(&migrating)
+	switch {
+	case err != nil:
+		return public(err)
+	case migrating > 0:
+		_, err = Migrate(ctx, cfg)
+		return err
+	}
+	return fmt.Errorf("%w: its schema is version %d, this binary's is %d; `tidings migrate` brings it up to date, and so does `tidings serve`", ErrOlder, current, known)
 }
 
 func migrationProvider(db *sql.DB, log *slog.Logger) (*goose.Provider, error) {
@@ -88,20 +136,23 @@ func createDatabase(ctx context.Context, cfg Config) error {
 	return err
 }
 
-func refuseNewer(ctx context.Context, db *sql.DB, provider *goose.Provider) error {
-	var current int64
-	err := db.QueryRowContext(ctx, "SELECT /* tidings:schema-version */ COALESCE(MAX(version_id), 0) FROM t_schema_version WHERE is_applied = 1").Scan(&current)
+// schemaVersion is the newest migration that the database has had; 0: none.
+func schemaVersion(ctx context.Context, db *sql.DB) (current int64, err error) {
+	err = db.QueryRowContext(ctx, "SELECT /* tidings:schema-version */ COALESCE(MAX(version_id), 0) FROM t_schema_version WHERE is_applied = 1").Scan(&current)
 	if number(err) == erNoSuchTable {
-		return nil
+		return 0, nil
 	}
-	if err != nil {
-		return public(err)
-	}
+	return current, err
+}
+
+// newest is the last migration that this binary has.
+func newest(provider *goose.Provider) int64 {
 	sources := provider.ListSources()
-	if known := sources[len(sources)-1].Version; current > known {
-		return fmt.Errorf("%w: its schema is version %d, this binary knows %d", ErrNewer, current, known)
-	}
-	return nil
+	return sources[len(sources)-1].Version
+}
+
+func newer(current, known int64) error {
+	return fmt.Errorf("%w: its schema is version %d, this binary knows %d", ErrNewer, current, known)
 }
 
 const (

@@ -149,6 +149,40 @@ func TestMigrateRefusesNewer(t *testing.T) {
 	}
 }
 
+// A command makes an empty database's tables, and leaves those of another version as they are.
+func TestPrepare(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	none, current, older, newer, migrating := testdb.Empty(t), testdb.New(t), testdb.New(t), testdb.New(t), testdb.New(t)
+	run(t, raw(t, testdb.Server().DSN("")), "CREATE DATABASE prepared_empty CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+	run(t, raw(t, older), "DELETE FROM t_schema_version ORDER BY version_id DESC LIMIT 1; DROP VIEW v_stuck")
+	run(t, raw(t, newer), "INSERT INTO t_schema_version (version_id, is_applied) VALUES (9999, 1)")
+	run(t, raw(t, migrating), `DELETE FROM t_schema_version ORDER BY version_id DESC LIMIT 1;
+		UPDATE t_schema_lock SET locked = 1, locked_by = 'a server', lease_expires_at = NOW(6) + INTERVAL 2 SECOND`)
+	whole := schemaOf(t, raw(t, current))
+	for _, c := range []struct {
+		what, dsn string
+		want      error
+	}{
+		{"no database", none, nil},
+		{"an empty one", testdb.Server().DSN("prepared_empty"), nil},
+		{"a current one", current, nil},
+		{"an older one", older, store.ErrOlder},
+		{"a newer one", newer, store.ErrNewer},
+		{"one that a server is bringing up to date", migrating, nil},
+	} {
+		before := whole
+		if c.want != nil {
+			before = schemaOf(t, raw(t, c.dsn))
+		}
+		if err := store.Prepare(ctx, store.Config{DSN: c.dsn, Observe: testdb.Observe}); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.what, err, c.want)
+		} else if after := schemaOf(t, raw(t, c.dsn)); after != before {
+			t.Errorf("%s: %s", c.what, firstDifference(after, before))
+		}
+	}
+}
+
 func TestPartitionsAhead(t *testing.T) {
 	t.Parallel()
 	s := testdb.Open(t, store.Config{})
