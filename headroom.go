@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -99,10 +100,10 @@ func (g growth) finding(keep time.Duration, free int64) store.Finding {
 	return f
 }
 
-// freeDisk is what is free for the private database; -1: the database is elsewhere.
+// freeDisk is what is free for the private database, which may lie behind a link; -1: the database is elsewhere.
 func freeDisk(cfg *Config) int64 {
 	var fs syscall.Statfs_t
-	if cfg.MySQL.DSN != "" || syscall.Statfs(cfg.DataDir, &fs) != nil {
+	if cfg.MySQL.DSN != "" || syscall.Statfs(filepath.Join(cfg.DataDir, "mysql"), &fs) != nil {
 		return -1
 	}
 	return int64(fs.Bavail) * fs.Bsize

@@ -587,7 +587,7 @@ const (
 	wideSlack   = 2 * time.Second
 	wideEvery   = 250 * time.Millisecond // at 10,000 a second, wide looks all the time cost a third of the throughput under a snapshot
 	wholeEvery  = time.Second
-	wholeShare  = 49 // a look at the whole lane that took d is not repeated for 19 d
+	wholeShare  = 49 // a look at the whole lane that took d is not repeated for 49 d
 	mostRest    = 20 * time.Second
 )
 

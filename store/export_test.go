@@ -1,6 +1,9 @@
 package store
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Sabotage lets a test change the statements of every packet before they are sent.
 func (s *Store) Sabotage(change func([]string) []string) { s.sabotage = change }
@@ -28,3 +31,20 @@ const (
 	SQLLook      = sqlLook
 	SQLNextDue   = sqlNextDue
 )
+
+// LockWaits tells how long each idle session that changes tables would wait for a reader, in seconds.
+func (s *Store) LockWaits(ctx context.Context) (waits []int, err error) {
+	for range s.ddl.Stats().OpenConnections {
+		conn, err := s.ddl.Conn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		var wait int
+		if err := conn.QueryRowContext(ctx, "SELECT @@lock_wait_timeout").Scan(&wait); err != nil {
+			return nil, err
+		}
+		waits = append(waits, wait)
+	}
+	return waits, nil
+}

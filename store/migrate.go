@@ -50,7 +50,12 @@ func Migrate(ctx context.Context, cfg Config) (applied int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("migrate: %w", err)
 	}
-	err = ensurePartitions(ctx, db, cfg.Log)
+	brief, err := openDDL(cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer brief.Close()
+	err = ensurePartitions(ctx, brief, cfg.Log)
 	if isLockWait(err) { // somebody reads history: rows go into the last partition meanwhile, and upkeep tries again
 		cfg.Log.Warn("cannot make the coming days' partitions now", "err", err)
 		err = nil
@@ -167,6 +172,8 @@ func (s *Store) EnsurePartitions(ctx context.Context) error {
 	return ensurePartitions(ctx, s.ddl, s.log)
 }
 
+// ensurePartitions wants sessions that give up soon (openDDL): while an ALTER waits for somebody's long read to end, every insert into
+// the table waits behind it.
 func ensurePartitions(ctx context.Context, db *sql.DB, log *slog.Logger) error {
 	var now time.Time
 	if err := db.QueryRowContext(ctx, "SELECT /* tidings:now */ UTC_TIMESTAMP(3)").Scan(&now); err != nil {
@@ -207,30 +214,12 @@ func splitDays(ctx context.Context, db *sql.DB, table string, now time.Time) (ma
 	if len(parts) == 0 {
 		return 0, nil
 	}
-	err = alterBriefly(ctx, db, "ALTER /* tidings:partition-split */ TABLE "+table+" REORGANIZE PARTITION p_future INTO ("+
+	_, err = db.ExecContext(ctx, "ALTER /* tidings:partition-split */ TABLE "+table+" REORGANIZE PARTITION p_future INTO ("+
 		strings.Join(parts, ", ")+", PARTITION p_future VALUES LESS THAN (MAXVALUE))")
 	if n := number(err); n == erSamePartition || n == erPartitionOrder { // another node was faster
 		return 0, nil
 	}
 	return len(parts), err
-}
-
-// alterBriefly changes a table, or gives up after a second: while an ALTER waits for somebody's long read to end, every
-// insert into the table waits behind it.
-func alterBriefly(ctx context.Context, db *sql.DB, statement string) (err error) {
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if _, err := conn.ExecContext(ctx, "SET /* tidings:alter-wait */ SESSION lock_wait_timeout = 1"); err != nil {
-		return err
-	}
-	_, err = conn.ExecContext(ctx, statement)
-	if _, reset := conn.ExecContext(ctx, "SET /* tidings:alter-wait-reset */ SESSION lock_wait_timeout = 10"); err == nil {
-		err = reset
-	}
-	return err
 }
 
 func partitionsOf(ctx context.Context, db *sql.DB, table string) (names map[string]bool, err error) {

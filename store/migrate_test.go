@@ -183,6 +183,25 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
+// Who has split a day off waits for a reader no longer than before: inserts wait behind it.
+func TestSplitKeepsLockWait(t *testing.T) {
+	t.Parallel()
+	dsn := testdb.New(t)
+	s := testdb.Open(t, store.Config{DSN: dsn})
+	day := s.Now().UTC().AddDate(0, 0, 7).Format("p20060102")
+	run(t, raw(t, dsn), "ALTER TABLE t_msg_record DROP PARTITION "+day)
+	if err := s.EnsurePartitions(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, raw(t, dsn), "SELECT COUNT(*) FROM information_schema.partitions WHERE table_schema = DATABASE() AND table_name = 't_msg_record' AND partition_name = ?", day); n != 1 {
+		t.Fatal("the day was not split off")
+	}
+	waits, err := s.LockWaits(context.Background())
+	if err != nil || len(waits) == 0 || slices.Max(waits) != 1 {
+		t.Errorf("%v %v, want a second for each", waits, err)
+	}
+}
+
 func TestPartitionsAhead(t *testing.T) {
 	t.Parallel()
 	s := testdb.Open(t, store.Config{})

@@ -6,6 +6,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"database/sql"
@@ -205,7 +206,7 @@ func connect(ctx context.Context, cfg Config) (*Store, error) {
 // openDDL opens the pool that changes tables with rights of its own. Who waits for a table's last reader holds up everybody that comes
 // after, so it gives up after a second.
 func openDDL(cfg Config) (*sql.DB, error) {
-	brief, err := driverConfig(cfg.MigratorDSN)
+	brief, err := driverConfig(cmp.Or(cfg.MigratorDSN, cfg.DSN))
 	if err != nil {
 		return nil, err
 	}

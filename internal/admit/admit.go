@@ -156,7 +156,11 @@ func (a *Admitter) Check(ctx context.Context, source string, r *Request) (*Check
 	}
 	checked := &Checked{Problems: c.problems, Steps: c.steps, Rendered: c.rendered}
 	if len(c.problems) == 0 {
-		c.m.BodyHash = bodyHash(r, c.m.Params)
+		hash, err := bodyHash(r, c.m.Params)
+		if err != nil {
+			return nil, err
+		}
+		c.m.BodyHash = hash
 		checked.Message = c.m
 	}
 	return checked, nil
@@ -343,12 +347,12 @@ func (c *check) addressees() {
 		}
 	case map[string]any:
 		for name, address := range to {
-			name = name[:min(len(name), 100)]
+			field := "to." + strings.ToValidUTF8(name[:min(len(name), 100)], "")
 			if _, ok := address.(string); !ok {
-				c.fault("to."+name, CodeInvalid, "must be an address, as text")
+				c.fault(field, CodeInvalid, "must be an address, as text")
 			}
 			if !slices.Contains(c.r.Channels, name) {
-				c.fault("to."+name, CodeUnknown, "is not among the channels")
+				c.fault(field, CodeUnknown, "is not among the channels")
 			}
 		}
 	default:
@@ -709,14 +713,14 @@ func ParseTime(v any) (time.Time, error) {
 
 // bodyHash tells requests apart that came under the same key. The key itself does not count, nor does the campaign: a file of
 // messages that is sent again gets another one where none is named.
-func bodyHash(r *Request, params []byte) [sha256.Size]byte {
+func bodyHash(r *Request, params []byte) ([sha256.Size]byte, error) {
 	bare := *r
 	bare.RequestID, bare.BatchID, bare.Params = "", "", nil
 	body, err := marshal(&bare)
 	if err != nil {
-		panic("admit: a decoded request does not encode: " + err.Error()) // strings, numbers and maps of them always do
+		return [sha256.Size]byte{}, fmt.Errorf("a request that was read cannot be written: %w", err)
 	}
-	return sha256.Sum256(append(body, params...)) // params as they are stored: in one order, however they came
+	return sha256.Sum256(append(body, params...)), nil // params as they are stored: in one order, however they came
 }
 
 // marshal writes JSON as people want to read it in a column: <, > and & as themselves.

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	strict "github.com/go-json-experiment/json"
 
@@ -32,8 +33,11 @@ const (
 	lease   = 10 * time.Second // of the duty
 	soonest = 100 * time.Millisecond
 	latest  = time.Second // between two looks while nothing comes in
-	// Of the time, looks from the beginning take a twentieth at most: they walk what an old snapshot keeps of rows that were taken.
+	// Looks from the beginning walk what an old snapshot keeps of rows that were taken: they take a twentieth of the time, or come every
+	// quarter of the lease.
 	lookShare = 20
+	// A pass begins anew after this long: what has just come in is before what was put off.
+	passTime = time.Second
 	// A submission that is refused for now is tried again after this long, if the refusal says no other time.
 	leastWait = time.Second
 	mostWait  = time.Minute
@@ -77,9 +81,12 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// pass takes what there is, once through, as long as the duty is ours. looked is what the look from the beginning took.
+// pass takes what there is, once through, for a while and as long as the duty is ours. looked is what the look from the beginning took.
 func (in *Intake) pass(ctx context.Context, until time.Time) (taken int, looked time.Duration, err error) {
 	began := time.Now()
+	if end := began.Add(passTime); end.Before(until) {
+		until = end
+	}
 	maps.DeleteFunc(in.busy, func(_ uint64, until time.Time) bool { return began.After(until) })
 	page, err := in.Store.Submitted(ctx, store.SubmitPlace{})
 	looked = time.Since(began)
@@ -119,10 +126,12 @@ func (in *Intake) take(ctx context.Context, list []store.Submission) (taken int,
 			continue
 		}
 		m, wrong, err := in.check(ctx, row)
-		if err != nil {
+		if err != nil && (ctx.Err() != nil || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrBusy)) {
 			return taken, err
 		}
-		if taken++; m != nil {
+		if taken++; err != nil {
+			failed = errors.Join(failed, in.unfit(ctx, row.ID, err))
+		} else if m != nil {
 			messages, ids = append(messages, *m), append(ids, row.ID)
 		} else {
 			faults[row.ID] = wrong
@@ -187,9 +196,14 @@ func (in *Intake) settle(ctx context.Context, id uint64, accepted store.Accepted
 	case errors.Is(err, store.ErrUnavailable):
 		return err // the next look meets it again
 	}
-	// A row that the database does not take, and never will. Others must not wait for it.
-	in.Log.Error("a submission cannot be stored", "submit_id", id, "err", err)
-	return in.postpone(ctx, id, "it cannot be stored: see the log", mostWait)
+	return in.unfit(ctx, id, err)
+}
+
+// unfit puts a row off that cannot be checked or stored and perhaps never can, such as one whose template was damaged by hand. Others
+// must not wait for it.
+func (in *Intake) unfit(ctx context.Context, id uint64, err error) error {
+	in.Log.Error("a submission cannot be accepted", "submit_id", id, "err", err)
+	return in.postpone(ctx, id, "it cannot be accepted: see the log", mostWait)
 }
 
 func (in *Intake) postpone(ctx context.Context, id uint64, why string, wait time.Duration) error {
@@ -244,6 +258,25 @@ func column(field string) string {
 	return field
 }
 
+// notText names the first column that is not valid UTF-8. MariaDB lets halves of surrogate pairs into utf8mb4; JSON cannot hold them.
+func notText(row *store.Submission) string {
+	for _, c := range []struct{ name, text string }{
+		{"request_id", row.RequestID},
+		{"template_id", row.TemplateID},
+		{"channels", row.Channels},
+		{"priority", row.Priority},
+		{"category", row.Category},
+		{"receiver", row.Receiver},
+		{"params", row.Params.String},
+		{"content", row.Content.String},
+	} {
+		if !utf8.ValidString(c.text) {
+			return c.name
+		}
+	}
+	return ""
+}
+
 // content is what the column content may hold.
 type content struct {
 	Subject     string             `json:"subject"`
@@ -254,6 +287,9 @@ type content struct {
 
 // request makes a request of a row, or says why it cannot be one.
 func request(row *store.Submission) (r *admit.Request, why string) {
+	if name := notText(row); name != "" {
+		return nil, name + " is not valid UTF-8"
+	}
 	r = &admit.Request{
 		RequestID: row.RequestID, TemplateID: row.TemplateID, Priority: row.Priority, Category: row.Category, To: row.Receiver, Submitted: row.Created,
 	}

@@ -90,7 +90,7 @@ func (d *desk) until(id int64, status string) {
 	d.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; {
 		got := d.text("SELECT CONCAT(status, ': ', error) FROM t_msg_submit WHERE submit_id = ?", id)
-		if strings.HasPrefix(got, status+":") {
+		if strings.HasPrefix(got, status) {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -152,6 +152,9 @@ func TestSubmit(t *testing.T) {
 		{`('default', 'log', 'ann', '{"text": "other"}', 'order-1', '', '', '', NULL, NULL, NULL)`, "the request id was used for another message"},
 		{`('default', 'log', 'ann', '{"text": "late"}', '', '', '', '', NULL, NULL, UTC_TIMESTAMP(3) - INTERVAL 1 HOUR)`, "expire_time lies in the past"},
 		{`('default', 'log', 'ann', CONCAT('{"text": "', REPEAT('x', 1100000), '"}'), '', '', '', '', NULL, NULL, NULL)`, "more than 1048576 bytes"},
+		{`('default', 'log', CONVERT(X'61EDA08062' USING utf8mb4), '{"text": "hi"}', '', '', '', '', NULL, NULL, NULL)`, "receiver is not valid UTF-8"},
+		{`('default', 'log', 'ann', CONVERT(X'7B2274657874223A2261EDA08062227D' USING utf8mb4), '', '', '', '', NULL, NULL, NULL)`, "content is not valid UTF-8"},
+		{`('default', 'log', 'ann', NULL, CONVERT(X'61EDA08062' USING utf8mb4), '', '', '', NULL, NULL, NULL)`, "request_id is not valid UTF-8"},
 	}
 	for _, c := range rejected {
 		id := d.exec(into + c.row)
@@ -170,6 +173,19 @@ func TestSubmit(t *testing.T) {
 	if n := d.text("SELECT COUNT(DISTINCT msg_id) FROM t_msg_submit WHERE submit_id IN (?, ?)", first, again); n != "1" {
 		t.Errorf("the same key twice became %s messages", n)
 	}
+}
+
+// A row that cannot even be checked holds up nobody, and says so.
+func TestSubmitOfDamagedTemplate(t *testing.T) {
+	t.Parallel()
+	d := open(t, nil)
+	if err := d.store.CreateTemplate(context.Background(), "test", &store.Template{SourceID: "default", ID: "paid", Channel: msg.Log, Content: "Dear {{name}}", Status: store.TemplateNormal}); err != nil {
+		t.Fatal(err)
+	}
+	d.exec("UPDATE t_msg_template SET content = 'Dear {{name'")
+	damaged := d.exec(`INSERT INTO t_msg_submit (source_id, channels, receiver, template_id, params) VALUES ('default', 'log', 'ann', 'paid', '{"name": "Ann"}')`)
+	d.until(d.exec(small), "accepted")
+	d.until(damaged, "new: it cannot be accepted")
 }
 
 // A message that was inserted while nobody ran is due then, and not when it is taken: a verification of yesterday is not sent.
