@@ -36,7 +36,7 @@ const (
 	// Looks from the beginning walk what an old snapshot keeps of rows that were taken: they take a twentieth of the time, or come every
 	// quarter of the lease.
 	lookShare = 20
-	// A pass begins anew after this long: what has just come in is before what was put off.
+	// A pass begins anew after this long, or four times what its look took: what has just come in is before what was put off.
 	passTime = time.Second
 	// A submission that is refused for now is tried again after this long, if the refusal says no other time.
 	leastWait = time.Second
@@ -84,12 +84,12 @@ func pause(ctx context.Context, d time.Duration) {
 // pass takes what there is, once through, for a while and as long as the duty is ours. looked is what the look from the beginning took.
 func (in *Intake) pass(ctx context.Context, until time.Time) (taken int, looked time.Duration, err error) {
 	began := time.Now()
-	if end := began.Add(passTime); end.Before(until) {
-		until = end
-	}
 	maps.DeleteFunc(in.busy, func(_ uint64, until time.Time) bool { return began.After(until) })
 	page, err := in.Store.Submitted(ctx, store.SubmitPlace{})
 	looked = time.Since(began)
+	if end := time.Now().Add(max(passTime, 4*looked)); end.Before(until) {
+		until = end
+	}
 	for err == nil {
 		var n int
 		n, err = in.takePage(ctx, page)
